@@ -1,0 +1,243 @@
+"""From Hydra's composed node to frozen dataclasses, strictly checked. No DictConfig goes further than this file.
+
+Values live in the YAML; types, bounds, kinds and docs live in the dataclasses, which sit with the code that they configure.
+A node with a `module:` key is read by that module's `Config`: so ours and a user's own parts come in the same way.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
+
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """Bad input, told in one line: where, what was given, what is allowed, the nearest name. Exit code 2."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """'; did you mean "x"?', or nothing where no name is near."""
+    close = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+# --- the types of fields -------------------------------------------------------------------------------------------
+
+
+def _whole(value: Any) -> Any:
+    """1e6 and "1e6" are 1,000,000; True is not 1."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return value
+    return int(value) if isinstance(value, float) and math.isfinite(value) and value == int(value) else value
+
+
+def _number(value: Any) -> Any:
+    """Hydra leaves "1e-4" a string in some places."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+# Host fields (names, paths, logging) have no effect on the program: they may differ on resume and inside a pack.
+Host = Annotated[T, "host"]
+Flag = Annotated[bool, Strict()]
+Count = Annotated[int, BeforeValidator(_whole), Strict(), Field(ge=1)]
+CountOrZero = Annotated[int, BeforeValidator(_whole), Strict(), Field(ge=0)]
+Number = Annotated[float, BeforeValidator(_number), Strict(), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NonNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Part = Any  # a node with `module:`; holds that module's Config
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def schema(cls: type[T]) -> type[T]:
+    """A frozen dataclass without defaults that pydantic checks strictly; the string under a field is its doc."""
+    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    cls.__pydantic_config__ = _CHECKED  # type: ignore[attr-defined]
+    return cls
+
+
+_CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+# --- the top of the tree ---------------------------------------------------------------------------------------------
+
+
+@schema
+class EvalConfig:
+    """When and how the policy is evaluated."""
+
+    every_env_steps: Host[Count | None]
+    """Environment steps between evaluations; null evaluates at the end only. The end is always evaluated."""
+    num_episodes: Host[Count]
+    """Full episodes of an evaluation, each in an environment of its own."""
+    mode: Host[Literal["greedy", "sampled"]]
+    """greedy takes the most likely action; sampled draws from the policy as in training."""
+
+
+@schema
+class DebugConfig:
+    """Switches for finding faults; all slow the run down."""
+
+    nans: Flag
+    """Stop at the operation that made the first NaN (jax_debug_nans)."""
+    jit: Flag
+    """False runs without compilation, so that a debugger and print work."""
+    log_compiles: Flag
+    """Log every compilation."""
+
+
+@schema
+class Config:
+    """One run. Every key can be set on the command line, as in `python -m rlexp algo=ppo algo.hp.lr=3e-4 seed=1`."""
+
+    seed: CountOrZero
+    """Seed of everything random. Two runs with the same seed on the same machine are the same, bit for bit."""
+    total_env_steps: Count
+    """Environment steps to train for, over all environments; rounded up to whole updates. 1e6 is fine."""
+    run: Literal["train", "eval", "plan", "profile"]
+    """train; eval and profile, which take a trained run by resume=; plan, which compiles for the hardware without it."""
+    algo: Part
+    """The algorithm: algo=ppo, pqn, dqn."""
+    env: Part
+    """The environment: env=gymnax/cartpole, gymnax/breakout, probe/..."""
+    network: Part
+    """The network: network=mlp, cnn."""
+    shards: Literal["auto"] | Count
+    """Logical shards of the environments. With equal shards any number of devices gives the same numbers. auto: one a device."""
+    hardware: Part
+    """The devices and their mesh: hardware=cpu."""
+    precision: Part
+    """Number formats: precision=f32, bf16."""
+    eval: EvalConfig
+    logger: Host[Part]
+    checkpoint: Host[Part]
+    resume: Host[str | None]
+    """auto (the run's own directory), a run directory, or a W&B id found under output_root."""
+    output_root: Host[str]
+    """Where run directories are made: <output_root>/<date>/<time>-<id>."""
+    compilation_cache: Host[str | None]
+    """Folder of the persistent compilation cache; null switches it off."""
+    debug: DebugConfig
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+def parse(node: Mapping[str, Any], cls: type[T] = Config, path: str = "") -> tuple[T, dict[str, str]]:
+    """A resolved node -> (dataclass, {path of each `module:` node: module name}).
+
+    Raises:
+      ConfigError: one line, for an unknown or missing key, a wrong type, a value out of bounds, an unknown module.
+    """
+    modules: dict[str, str] = {}
+    values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
+    return _validate(values, cls, path), modules
+
+
+def _read_modules(node: Any, path: str, modules: dict[str, str]) -> Any:
+    """Replaces every node that names a module by that module's Config, innermost first."""
+    if not isinstance(node, Mapping):
+        return node
+    values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
+    name = values.get("module")
+    if name is None:
+        return values
+    cls = load_module(name, path).Config
+    modules[path] = name
+    if "module" not in {f.name for f in dataclasses.fields(cls)}:
+        del values["module"]
+    return _validate(values, cls, path)
+
+
+def load_module(name: Any, path: str) -> Any:
+    """The module that a `module:` key names. Raises ConfigError where there is none, or it has no Config and make."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}.module: {name!r} is not the name of a Python module")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        hint = "" if error.name and name.startswith(error.name) else f" (it needs {error.name}, which is not installed)"
+        raise ConfigError(f"{path}.module: no Python module {name!r} can be imported{hint}") from error
+    missing = [x for x in ("Config", "make") if x not in vars(module)]
+    if missing:
+        raise ConfigError(f"{path}.module: {name!r} has no {' and no '.join(missing)}")
+    if not dataclasses.is_dataclass(module.Config):
+        raise ConfigError(f"{path}.module: {name}.Config must be a dataclass")
+    return module
+
+
+def _validate(values: Any, cls: type[T], path: str) -> T:
+    if "__pydantic_config__" not in vars(cls):
+        cls.__pydantic_config__ = _CHECKED  # type: ignore[attr-defined]  # a user's plain dataclass
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error.errors(), cls, values, path)) from error
+
+
+def _one_line(errors: list[Any], cls: type, values: Any, path: str) -> str:
+    unknown = [e for e in errors if e["type"] == "unexpected_keyword_argument"]  # its twin is often a missing key
+    error = (unknown or errors)[0]
+    keys = _keys(error)
+    where = ".".join(([path] if path else []) + keys)
+    if unknown:
+        allowed = _siblings(cls, keys[:-1])
+        return f"{where}: unknown key{nearest(keys[-1], allowed)} Allowed: {', '.join(sorted(allowed))}"
+    if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{where}: this key is missing"
+    same_place = [e for e in errors if _keys(e) == keys]  # one for each member of a union
+    expected = " or ".join(e["msg"].removeprefix("Input should be ").removeprefix("Value error, ") for e in same_place)
+    names = [n for e in same_place if e["type"] == "literal_error" for n in e["ctx"]["expected"].split("'")[1::2]]
+    return f"{where}: {error['input']!r} is not allowed; expected {expected}{nearest(error['input'], names)}"
+
+
+def _keys(error: Any) -> list[str]:
+    """The path of an error, without the names that pydantic gives to the members of a union."""
+    keys = [str(k) for k in error["loc"]]
+    while len(keys) > 1 and (keys[-1] in ("int", "float", "str", "bool", "none") or "[" in keys[-1]):
+        keys.pop()
+    return keys
+
+
+def _siblings(cls: Any, keys: list[str]) -> list[str]:
+    for key in keys:
+        cls = get_type_hints(cls)[key]
+    return [f.name for f in dataclasses.fields(cls)]
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+# --- what a resumed run is compared by ---------------------------------------------------------------------------------
+
+
+def fingerprint(config: Any, *, traced: bool = True, path: str = "") -> dict[str, Any]:
+    """{path: value} of the fields that shape the program, and with `traced` of the hyperparameters. Host fields are left out."""
+    out: dict[str, Any] = {}
+    hints = get_type_hints(type(config), include_extras=True)
+    for field in dataclasses.fields(config):
+        if "host" in getattr(hints[field.name], "__metadata__", ()):
+            continue
+        key, value = _join(path, field.name), getattr(config, field.name)
+        if not traced and (field.name in TRACED or key == "seed"):
+            continue
+        out |= fingerprint(value, traced=traced, path=key) if dataclasses.is_dataclass(value) else {key: value}
+    return out
+
+
+# `algo.hp.*` and `env.params.*`: data of the program, not part of it. They may differ inside a pack.
+TRACED = ("hp", "params")

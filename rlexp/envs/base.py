@@ -1,0 +1,124 @@
+"""What an environment is, and `episodic`, which gives any step function the reset and truncation rules of the platform."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlexp.types import Discrete, EnvSpec, Key, PyTree, TimeStep
+
+EnvState = Any
+
+
+class Env(NamedTuple):
+    """An unbatched environment with next-step autoreset; the source vmaps it.
+
+    After a TimeStep with `last` set, the next `step` ignores its action and returns the first TimeStep of a new episode
+    (`first` set, reward 0, discount 1). So the true last observation of an episode is a row of its own.
+    """
+
+    spec: EnvSpec
+    reset: Callable[[Key], tuple[EnvState, TimeStep]]
+    step: Callable[[EnvState, Any], tuple[EnvState, TimeStep]]
+
+
+class Transition(NamedTuple):
+    """What a plain step function returns: one step of the game, with no thought of resets."""
+
+    state: PyTree
+    obs: PyTree
+    reward: Any
+    terminated: Any  # the episode truly ended: nothing is to be gained after it
+    truncated: Any = False  # it was cut short: its value goes on
+    info: Any = ()  # {name: scalar}; the value at an episode's last step is what is averaged and logged as env/<name>
+
+
+class Episode(NamedTuple):
+    """The state of an `episodic` environment."""
+
+    inner: PyTree
+    params: PyTree
+    key: Key
+    steps: jax.Array  # steps of all episodes so far, int32: makes each step's randomness new
+    time: jax.Array  # steps of this episode, int32
+    last: jax.Array
+
+
+def _strong(tree: PyTree) -> PyTree:
+    """Arrays without weak types: a weak leaf compiles the program again after its first step or a restore."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def _floats(info: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), info)
+
+
+def episodic(
+    spec: EnvSpec,
+    reset: Callable[[Key, PyTree], tuple[PyTree, PyTree]],
+    step: Callable[[Key, PyTree, Any, PyTree], Transition],
+    *,
+    params: PyTree = (),
+) -> Env:
+    """An Env from two plain functions: `reset(key, params) -> (state, obs)`, `step(key, state, action, params) -> Transition`.
+
+    Adds what every environment needs and few get right: a key in the state, truncation after `spec.max_episode_steps`,
+    termination before truncation, and next-step autoreset. `params` are the environment's traced settings: they travel
+    in the state, so that jobs which differ in them can share one program.
+    """
+
+    def begin(key: Key, params: PyTree, steps: jax.Array) -> tuple[PyTree, PyTree]:
+        inner, obs = reset(jax.random.fold_in(key, 2 * steps), params)
+        return _strong(inner), _strong(obs)
+
+    def info_like(key: Key, inner: PyTree, params: PyTree) -> Any:
+        action = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), action_struct(spec))
+        out = jax.eval_shape(lambda: step(key, inner, action, params).info)
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), out)
+
+    def reset_env(key: Key) -> tuple[Episode, TimeStep]:
+        traced = _strong(params)
+        zero = jnp.zeros((), jnp.int32)
+        inner, obs = begin(key, traced, zero)
+        state = Episode(inner, traced, key, zero + 1, zero, jnp.zeros((), bool))
+        return state, TimeStep(
+            obs,
+            reward=jnp.zeros((), jnp.float32),
+            discount=jnp.ones((), jnp.float32),
+            first=jnp.ones((), bool),
+            last=jnp.zeros((), bool),
+            info=info_like(key, inner, traced),
+        )
+
+    def step_env(state: Episode, action: Any) -> tuple[Episode, TimeStep]:
+        fresh_inner, fresh_obs = begin(state.key, state.params, state.steps)
+        out = step(jax.random.fold_in(state.key, 2 * state.steps + 1), state.inner, action, state.params)
+        again = state.last
+        zero, one = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
+
+        def pick(fresh: PyTree, went_on: PyTree) -> PyTree:
+            return jax.tree.map(lambda a, b: jnp.where(again, a, jnp.asarray(b, a.dtype)), fresh, went_on)
+
+        time = jnp.where(again, 0, state.time + 1)
+        terminated = jnp.asarray(out.terminated, bool) & ~again
+        truncated = (jnp.asarray(out.truncated, bool) | (time >= spec.max_episode_steps)) & ~again
+        last = terminated | truncated
+        next_state = Episode(pick(fresh_inner, out.state), state.params, state.key, state.steps + 1, time, last)
+        return next_state, TimeStep(
+            pick(fresh_obs, out.obs),
+            reward=jnp.where(again, zero, jnp.asarray(out.reward, jnp.float32)),
+            discount=jnp.where(terminated, zero, one),
+            first=again,
+            last=last,
+            info=jax.tree.map(lambda x: jnp.where(again, zero, x), _floats(out.info)),
+        )
+
+    return Env(spec, reset_env, step_env)
+
+
+def action_struct(spec: EnvSpec) -> jax.ShapeDtypeStruct:
+    """Shape and type of one action."""
+    if isinstance(spec.action, Discrete):
+        return jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.ShapeDtypeStruct(spec.action.shape, jnp.float32)

@@ -1,0 +1,23 @@
+"""What a source is: it turns a policy into trajectories. Rollouts, replay, host actors and datasets all are sources."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rlexp.types import Batch, Key, Metrics
+
+Data = Any
+
+
+class Source(NamedTuple):
+    """Functions over the source's own Data. Leaves of the batch that `next` gives are [U, T+1, B, ...] (weight: [U, B])."""
+
+    init: Callable[[Key, Any], Data]  # (key, policy); a replay prefills here
+    next: Callable[[Data, Any], tuple[Data, Batch, Metrics]]  # (data, policy)
+    feedback: Callable[[Data, Batch, Any], Data]  # (data, batch, priority [U, B]), after all U updates
+    pure: bool = True  # False: next() runs on the host
+
+
+def no_feedback(data: Data, batch: Batch, priority: Any) -> Data:
+    """The feedback of a source that does not prioritise."""
+    del batch, priority
+    return data

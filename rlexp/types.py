@@ -1,0 +1,87 @@
+"""The types that every layer shares. Nothing here computes.
+
+Shapes: `T` time steps of a rollout, `B` environments, `U` updates of one chunk step, `A` discrete actions.
+"""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+PyTree = Any
+Key = PRNGKeyArray
+
+
+class Discrete(NamedTuple):
+    """Actions 0 … num_actions - 1, as int32 scalars."""
+
+    num_actions: int
+
+
+class Continuous(NamedTuple):
+    """Actions as float32 arrays of `shape`, each entry within [low, high]."""
+
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+
+class EnvSpec(NamedTuple):
+    """What an algorithm and a network must know of an environment, all of it static."""
+
+    name: str
+    observation: PyTree  # of jax.ShapeDtypeStruct, unbatched; a dict may hold "action_mask", bool [A]
+    action: Discrete | Continuous
+    max_episode_steps: int  # an episode is truncated after as many agent steps
+
+
+class TimeStep(NamedTuple):
+    """What an environment emits: the reward and discount that came *with* this observation."""
+
+    obs: PyTree
+    reward: Float[Array, "*B"]
+    discount: Float[Array, "*B"]  # 0 only at true termination; truncation is `last` with discount 1
+    first: Bool[Array, "*B"]
+    last: Bool[Array, "*B"]
+    info: Any = ()  # the environment's own scalars, {name: float32}; read at the last step of an episode
+
+
+class Trajectory(NamedTuple):
+    """Time-major transitions. Row T supplies `obs` and `first`; nothing else there may be read.
+
+    The row between an episode's last step and its reset has valid 0, reward 0 and discount 1.
+    """
+
+    obs: PyTree  # [T+1, B, ...]
+    first: Bool[Array, "T1 B"]
+    action: Array  # [T+1, B] or [T+1, B, ...]
+    reward: Float[Array, "T1 B"]  # of row t: it belongs to the transition t -> t+1
+    discount: Float[Array, "T1 B"]
+    valid: Float[Array, "T1 B"]
+    extras: PyTree  # what act() recorded, such as the log-probability; [T+1, B, ...]
+
+
+class Batch(NamedTuple):
+    """What one update learns from."""
+
+    trajectory: Trajectory
+    weight: Float[Array, " B"]  # importance weights, 1 unless the replay is prioritised
+    ids: PyTree = ()  # the source's own names for the samples, or ()
+
+
+class Mean(NamedTuple):
+    """A metric: means over shards, steps and chunks are exact, since only sums are ever added."""
+
+    sum: Float[Array, ""]
+    count: Float[Array, ""]
+
+
+class Update(NamedTuple):
+    """What an update reports: {name: Mean}, and new priorities [B] for a prioritised source."""
+
+    metrics: dict[str, Mean]
+    priority: Float[Array, " B"] | None = None
+
+
+Metrics = dict[str, Mean]
+Scalar = Float[Array, ""]
+Count = Int[Array, ""]
