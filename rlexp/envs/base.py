@@ -1,4 +1,7 @@
-"""What an environment is, and `episodic`, which gives any step function the reset and truncation rules of the platform."""
+"""What an environment is, and `episodic`, which gives any step function the reset and truncation rules of the platform.
+
+Everything here is for one environment: no leading axes. The source vmaps.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,11 +27,14 @@ class Env(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """What a plain step function returns: one step of the game, with no thought of resets."""
+    """What a plain step function returns: one step of the game, with no thought of resets.
+
+    State and observation have the shapes and types of `reset`'s; the scalars may be of any type, also Python's.
+    """
 
     state: PyTree
     obs: PyTree
-    reward: Any
+    reward: Any  # scalar
     terminated: Any  # the episode truly ended: nothing is to be gained after it
     truncated: Any = False  # it was cut short: its value goes on
     info: Any = ()  # {name: scalar}; the value at an episode's last step is what is averaged and logged as env/<name>
@@ -37,17 +43,38 @@ class Transition(NamedTuple):
 class Episode(NamedTuple):
     """The state of an `episodic` environment."""
 
-    inner: PyTree
+    inner: PyTree  # the environment's own
     params: PyTree
-    key: Key
-    steps: jax.Array  # steps of all episodes so far, int32: makes each step's randomness new
+    key: Key  # never changes; each step folds `steps` into it
+    steps: jax.Array  # steps of all episodes and resets so far, int32
     time: jax.Array  # steps of this episode, int32
-    last: jax.Array
+    last: jax.Array  # bool: the episode is over, the next step resets
 
 
 def _strong(tree: PyTree) -> PyTree:
     """Arrays without weak types: a weak leaf compiles the program again after its first step or a restore."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def _check_like(what: str, tree: PyTree, like: PyTree) -> None:
+    """Exact, since in silence `jnp.where` would broadcast a wrong shape, and a cast cut a float that began as the int 0."""
+
+    def told(tree: PyTree) -> tuple[Any, list[str]]:
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, [f"{x.dtype}{list(x.shape)}" for x in leaves]
+
+    (structure, leaves), (expected_structure, expected_leaves) = told(tree), told(like)
+    if structure != expected_structure:
+        raise ValueError(f"{what}: expected {expected_structure}, got {structure}")
+    if leaves != expected_leaves:
+        raise ValueError(f"{what}: expected {', '.join(expected_leaves)}, got {', '.join(leaves)}")
+
+
+def _check_scalars(name: str, out: Transition) -> None:
+    scalars = {"reward": out.reward, "terminated": out.terminated, "truncated": out.truncated, **dict(out.info or {})}
+    for key, x in scalars.items():
+        if jnp.shape(x) != ():
+            raise ValueError(f"{name}: {key} of step: expected a scalar, got shape {list(jnp.shape(x))}")
 
 
 def _floats(info: Any) -> Any:
@@ -61,16 +88,24 @@ def episodic(
     *,
     params: PyTree = (),
 ) -> Env:
-    """An Env from two plain functions: `reset(key, params) -> (state, obs)`, `step(key, state, action, params) -> Transition`.
+    """An Env from `reset(key, params) -> (state, obs)` and `step(key, state, action, params) -> Transition`.
 
     Adds what every environment needs and few get right: a key in the state, truncation after `spec.max_episode_steps`,
     termination before truncation, and next-step autoreset. `params` are the environment's traced settings: they travel
     in the state, so that jobs which differ in them can share one program.
+
+    Under vmap both branches of a condition run, so each step pays for a `reset`, as in every vmapped environment. The
+    reset and the step have a key of their own each; one that is not used costs nothing once compiled.
+
+    Raises:
+      ValueError: while tracing, when an observation or a state is not of the shape and type that was promised.
     """
 
     def begin(key: Key, params: PyTree, steps: jax.Array) -> tuple[PyTree, PyTree]:
         inner, obs = reset(jax.random.fold_in(key, 2 * steps), params)
-        return _strong(inner), _strong(obs)
+        inner, obs = _strong(inner), _strong(obs)
+        _check_like(f"{spec.name}: the observation of reset, against spec.observation", obs, spec.observation)
+        return inner, obs
 
     def info_like(key: Key, inner: PyTree, params: PyTree) -> Any:
         action = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), action_struct(spec))
@@ -94,19 +129,23 @@ def episodic(
     def step_env(state: Episode, action: Any) -> tuple[Episode, TimeStep]:
         fresh_inner, fresh_obs = begin(state.key, state.params, state.steps)
         out = step(jax.random.fold_in(state.key, 2 * state.steps + 1), state.inner, action, state.params)
+        inner, obs = _strong(out.state), _strong(out.obs)
+        _check_like(f"{spec.name}: the state of step, against reset", inner, fresh_inner)
+        _check_like(f"{spec.name}: the observation of step, against reset", obs, fresh_obs)
+        _check_scalars(spec.name, out)
         again = state.last
         zero, one = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
 
         def pick(fresh: PyTree, went_on: PyTree) -> PyTree:
-            return jax.tree.map(lambda a, b: jnp.where(again, a, jnp.asarray(b, a.dtype)), fresh, went_on)
+            return jax.tree.map(lambda a, b: jnp.where(again, a, b), fresh, went_on)
 
         time = jnp.where(again, 0, state.time + 1)
         terminated = jnp.asarray(out.terminated, bool) & ~again
         truncated = (jnp.asarray(out.truncated, bool) | (time >= spec.max_episode_steps)) & ~again
         last = terminated | truncated
-        next_state = Episode(pick(fresh_inner, out.state), state.params, state.key, state.steps + 1, time, last)
+        next_state = Episode(pick(fresh_inner, inner), state.params, state.key, state.steps + 1, time, last)
         return next_state, TimeStep(
-            pick(fresh_obs, out.obs),
+            pick(fresh_obs, obs),
             reward=jnp.where(again, zero, jnp.asarray(out.reward, jnp.float32)),
             discount=jnp.where(terminated, zero, one),
             first=again,

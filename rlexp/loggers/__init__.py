@@ -1,0 +1,68 @@
+"""Where metrics go: metrics.jsonl always; a progress display, curve.png, W&B and TensorBoard as configured.
+
+Only metrics.jsonl can stop a run. The others warn once and fall silent. Nothing heavy is imported with this module.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from rlexp.config import Count, Flag, Host, schema
+from rlexp.loggers import curve, jsonl, progress, tensorboard, wandb
+from rlexp.loggers.base import Logger, Row, RunInfo, fan_out, never_fatal
+from rlexp.loggers.progress import Progress
+from rlexp.loggers.wandb import WandbConfig
+
+__all__ = ["Config", "Logger", "Progress", "Row", "RunInfo", "check", "fan_out", "make"]
+
+
+def _off(value: Any) -> Any:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+@schema
+class Config:
+    """What is logged, and where to."""
+
+    module: Host[str]
+    every_env_steps: Host[Count | None]
+    """Environment steps between metric lines; null: no more lines than evaluations and checkpoints make."""
+    progress: Host[Annotated[progress.Kind, BeforeValidator(_off)]]
+    """bar, plain (one line an evaluation, on stdout) or off; auto is a bar on a terminal and plain elsewhere."""
+    curve: Host[Flag]
+    """Draw curve.png, return against environment steps, at the end."""
+    tensorboard: Host[Flag]
+    """Write TensorBoard event files to tensorboard/ in the run directory; needs rlexp[tensorboard]."""
+    wandb: Host[WandbConfig]
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError, in one line, for what can be known before any run directory is made."""
+    if config.tensorboard:
+        tensorboard.check()
+
+
+def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progress]:
+    """One Logger for each packed member, and one progress display for the pack.
+
+    Raises:
+      ConfigError: tensorboardX is asked for and not installed.
+      OSError: metrics.jsonl cannot be opened.
+    """
+    check(config)
+    for info in infos:
+        info.dir.mkdir(parents=True, exist_ok=True)
+    records = [jsonl.make(info.dir / jsonl.NAME, start_env_steps=info.start_env_steps) for info in infos]
+    display = progress.make(config.progress, infos)
+    runs = wandb.make(config.wandb, infos, note=display.note, warn=display.warn)
+    loggers = []
+    for info, record, run in zip(infos, records, runs, strict=True):
+        members = [record, run]  # the record first: the curve is drawn from it
+        if config.tensorboard:
+            members.append(never_fatal("TensorBoard", tensorboard.make(info), display.warn))
+        if config.curve:
+            members.append(never_fatal("curve.png", curve.make(info.dir), display.warn))
+        loggers.append(fan_out(members))
+    return loggers, display

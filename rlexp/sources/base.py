@@ -15,6 +15,7 @@ class Source(NamedTuple):
     next: Callable[[Data, Any], tuple[Data, Batch, Metrics]]  # (data, policy)
     feedback: Callable[[Data, Batch, Any], Data]  # (data, batch, priority [U, B]), after all U updates
     pure: bool = True  # False: next() runs on the host
+    prefill_env_steps: int = 0  # environment steps that init takes
 
 
 def no_feedback(data: Data, batch: Batch, priority: Any) -> Data:

@@ -1,0 +1,299 @@
+"""Proximal policy optimisation, for discrete and continuous actions.
+
+Schulman et al. 2017, arXiv:1707.06347, equations 7 and 9, with generalised advantage estimation (arXiv:1506.02438) and the
+details of Huang et al. 2022, "The 37 implementation details of PPO":
+
+    L(theta) = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ] - c_v E[ (V - V_target)^2 / 2 ] + c_e E[ H(pi) ]
+
+Deviations: the value loss is clipped as in PPO2 (`clip_value`); advantages are normalised over the minibatch; values are
+computed anew in the update rather than recorded while acting, which is the same number and one pass instead of T; rows that
+belong to no transition (`valid` 0) count nowhere.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from rlexp.algos.base import Algorithm
+from rlexp.config import ConfigError, Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.networks import normaliser as observation_normaliser
+from rlexp.networks.heads import Head
+from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
+from rlexp.ops.losses import clipped_surrogate, clipped_value
+from rlexp.ops.returns import gae
+from rlexp.ops.shuffle import minibatches
+from rlexp.types import Batch, Discrete, EnvSpec, Key, Mean, PyTree, TimeStep, Update
+
+
+@schema
+class Hp:
+    """Traced: may differ inside a pack and change without compiling again."""
+
+    lr: Positive
+    """Learning rate of Adam."""
+    gamma: Fraction
+    """Discount factor of a step."""
+    gae_lambda: Fraction
+    """Lambda of the advantage estimator."""
+    clip_eps: Positive
+    """Clip range of the probability ratio, and of the value where clip_value is set."""
+    entropy_coef: NonNegative
+    """Weight of the entropy bonus."""
+    value_coef: NonNegative
+    """Weight of the value loss."""
+    max_grad_norm: Positive
+    """Gradients with a larger global norm are scaled down to it."""
+    adam_eps: Positive
+    """Epsilon of Adam."""
+    reward_scale: Positive
+    """Rewards are multiplied by it before anything is learnt from them."""
+
+
+@schema
+class Config:
+    """PPO."""
+
+    module: Host[str]
+    num_envs: Count
+    """Environments over all devices."""
+    num_steps: Count
+    """Steps of each environment in one rollout."""
+    num_epochs: Count
+    """Passes over a rollout."""
+    num_minibatches: Count
+    """Minibatches of an epoch; they must divide num_envs * num_steps."""
+    gradient_accumulation: Count
+    """Parts that a minibatch is computed in, to save memory; the result is the same up to rounding."""
+    anneal_lr: Flag
+    """Learning rate falls linearly to 0 at total_env_steps."""
+    clip_value: Flag
+    """Clip the value loss around the old value."""
+    normalize_observations: Flag
+    """Scale float observations by their running mean and deviation."""
+    normalize_advantages: Flag
+    """Scale the advantages of a minibatch to mean 0 and deviation 1."""
+    lr_scaling: Literal["none", "sqrt", "linear"]
+    """Scales lr by num_envs / base_num_envs, or its root."""
+    base_num_envs: Count
+    """The number of environments that lr was chosen for."""
+    source: Part
+    hp: Hp
+
+
+class Policy(NamedTuple):
+    """What actors need."""
+
+    params: PyTree
+    normaliser: PyTree
+    explore: jax.Array
+
+
+class State(NamedTuple):
+    """What a run learns."""
+
+    params: PyTree
+    opt_state: PyTree
+    hp: dict[str, jax.Array]
+    normaliser: PyTree
+    key: Key
+    step: jax.Array  # updates done, int32
+
+
+class Rows(NamedTuple):
+    """One row a transition: what the gradient steps read."""
+
+    obs: PyTree
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    weight: jax.Array  # 0 where the row is no transition
+
+
+def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
+    """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
+    discrete = isinstance(spec.action, Discrete)
+    _check_minibatches(config, num_shards)
+    num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else _size(spec.action.shape)
+    actor = Head(torso, num_outputs, scale=0.01, dtype=dtype)
+    critic = Head(torso, 1, scale=1.0, dtype=dtype)
+
+    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
+        return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
+
+    def distribution(params: PyTree, obs: PyTree) -> Any:
+        out = actor.apply(params["actor"], obs)
+        if not discrete:
+            return DiagonalNormal(out, jnp.broadcast_to(params["log_std"], out.shape))
+        return masked(out, obs["action_mask"]) if _has_mask(spec) else Categorical(out)
+
+    def value_of(params: PyTree, obs: PyTree) -> jax.Array:
+        return critic.apply(params["critic"], obs)[..., 0]
+
+    def flat(action: jax.Array) -> jax.Array:
+        """Continuous actions as vectors: [..., *shape] -> [..., D]."""
+        return action if discrete else action.reshape(*action.shape[: action.ndim - len(spec.action.shape)], num_outputs)
+
+    def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
+        left = 1.0 - step.astype(jnp.float32) / hp["total_updates"]
+        lr = hp["lr"] * jnp.maximum(left, 0.0) if config.anneal_lr else hp["lr"]
+        clip = optax.clip_by_global_norm(hp["max_grad_norm"])
+        return optax.chain(clip, optax.adam(lr, eps=hp["adam_eps"])), lr
+
+    def init(key: Key, hp: dict[str, jax.Array]) -> State:
+        actor_key, critic_key, state_key = jax.random.split(key, 3)
+        obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
+        params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
+        if not discrete:
+            params["log_std"] = jnp.zeros((num_outputs,), jnp.float32)
+        step = jnp.zeros((), jnp.int32)
+        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
+        return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
+
+    def policy(state: State, explore: bool) -> Policy:
+        acting = {k: v for k, v in state.params.items() if k != "critic"}
+        return Policy(acting, state.normaliser, jnp.asarray(explore))
+
+    def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
+        pi = distribution(policy.params, normalise(policy.normaliser, timestep.obs))
+        action = jnp.where(policy.explore, pi.sample(key), pi.mode())
+        log_prob = pi.log_prob(action)
+        return action if discrete else action.reshape(*action.shape[:-1], *spec.action.shape), carry, {"log_prob": log_prob}
+
+    def loss(params: PyTree, rows: Rows, hp: dict[str, jax.Array], num_rows: jax.Array) -> tuple[jax.Array, dict]:
+        """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
+        pi = distribution(params, rows.obs)
+        value = value_of(params, rows.obs)
+        log_prob = pi.log_prob(rows.action)
+        policy_loss = clipped_surrogate(
+            log_prob, log_prob_old=rows.log_prob, advantage=rows.advantage, clip_eps=hp["clip_eps"]
+        )
+        if config.clip_value:
+            value_loss = clipped_value(value, value_old=rows.value, target=rows.target, clip_eps=hp["clip_eps"])
+        else:
+            value_loss = 0.5 * jnp.square(value - rows.target)
+        log_ratio = log_prob - rows.log_prob
+        ratio = jnp.exp(log_ratio)
+        per_row = {
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "loss/entropy": pi.entropy(),
+            "loss/approx_kl": (ratio - 1.0) - log_ratio,  # Schulman's k3 estimator
+            "loss/clip_fraction": (jnp.abs(ratio - 1.0) > hp["clip_eps"]).astype(jnp.float32),
+        }
+        sums = {name: jnp.sum(x * rows.weight) for name, x in per_row.items()}
+        total = sums["loss/policy"] + hp["value_coef"] * sums["loss/value"] - hp["entropy_coef"] * sums["loss/entropy"]
+        return total / num_rows, sums
+
+    def gradient_step(state: State, rows: Rows) -> tuple[State, dict[str, Mean]]:
+        """One step of Adam on one minibatch: leaves of rows are [num_shards * n, ...]."""
+        num_rows = jnp.maximum(jnp.sum(rows.weight), 1.0)
+        if config.normalize_advantages:
+            mean = jnp.sum(rows.advantage * rows.weight) / num_rows
+            variance = jnp.sum(jnp.square(rows.advantage - mean) * rows.weight) / num_rows
+            rows = rows._replace(advantage=(rows.advantage - mean) / (jnp.sqrt(variance) + 1e-8))
+
+        def accumulate(total: PyTree, part: Rows) -> tuple[PyTree, None]:
+            grads, sums = jax.grad(loss, has_aux=True)(state.params, part, state.hp, num_rows)
+            return jax.tree.map(jnp.add, total, (grads, sums)), None
+
+        parts = _parts(rows, config.gradient_accumulation, num_shards)
+        first = jax.tree.map(lambda x: x[0], parts)
+        shapes = jax.eval_shape(jax.grad(loss, has_aux=True), state.params, first, state.hp, num_rows)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        (grads, sums), _ = jax.lax.scan(accumulate, zeros, parts)
+
+        optimise, lr = optimiser(state.hp, state.step)
+        updates, opt_state = optimise.update(grads, state.opt_state, state.params)
+        metrics = {name: Mean(total, jnp.sum(rows.weight)) for name, total in sums.items()}
+        metrics |= {"loss/grad_norm": _one(optax.global_norm(grads)), "loss/lr": _one(lr)}
+        return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state), metrics
+
+    def update(state: State, batch: Batch) -> tuple[State, Update]:
+        key, shuffle_key = jax.random.split(state.key)
+        trajectory = batch.trajectory
+        obs = normalise(state.normaliser, trajectory.obs)
+        value = value_of(state.params, obs)  # [T+1, B]
+        estimate = jax.vmap(
+            lambda r, d, w, v: gae(r, discount=d, valid=w, value=v, gamma=state.hp["gamma"], lam=state.hp["gae_lambda"]),
+            in_axes=1,
+            out_axes=1,
+        )
+        reward = trajectory.reward[:-1] * state.hp["reward_scale"]
+        advantage, target = estimate(reward, trajectory.discount[:-1], trajectory.valid[:-1], value)
+        weight = trajectory.valid[:-1] * batch.weight
+        rows = Rows(
+            obs=jax.tree.map(lambda x: x[:-1], obs),
+            action=flat(trajectory.action[:-1]),
+            log_prob=trajectory.extras["log_prob"][:-1],
+            value=value[:-1],
+            advantage=advantage,
+            target=target,
+            weight=weight,
+        )
+
+        def epoch(state: State, epoch_key: Key) -> tuple[State, dict[str, Mean]]:
+            shuffled = minibatches(epoch_key, rows, num_shards=num_shards, num_minibatches=config.num_minibatches)
+            return jax.lax.scan(gradient_step, state, shuffled)
+
+        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, config.num_epochs))
+        metrics = jax.tree.map(jnp.sum, metrics)
+        metrics["loss/explained_variance"] = _one(_explained_variance(value[:-1], target, weight))
+        if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
+            stats = observation_normaliser.update(state.normaliser, trajectory.obs, trajectory.valid)
+            learnt = learnt._replace(normaliser=stats)
+        return learnt._replace(key=key, step=state.step + 1), Update(metrics)
+
+    return Algorithm(init, policy, lambda num_envs: (), act, update)
+
+
+def _one(x: jax.Array) -> Mean:
+    return Mean(x, jnp.ones((), jnp.float32))
+
+
+def _parts(rows: Rows, num_parts: int, num_shards: int) -> Rows:
+    """[S * n, ...] -> [num_parts, S * n / num_parts, ...], without moving a row to another shard."""
+
+    def split(x: jax.Array) -> jax.Array:
+        shards = x.reshape(num_shards, num_parts, -1, *x.shape[1:])
+        return shards.swapaxes(0, 1).reshape(num_parts, -1, *x.shape[1:])
+
+    return jax.tree.map(split, rows)
+
+
+def _explained_variance(value: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+    """1 - Var[target - value] / Var[target], over the rows that count."""
+    num_rows = jnp.maximum(jnp.sum(weight), 1.0)
+
+    def variance(x: jax.Array) -> jax.Array:
+        mean = jnp.sum(x * weight) / num_rows
+        return jnp.sum(jnp.square(x - mean) * weight) / num_rows
+
+    return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
+
+
+def _has_mask(spec: EnvSpec) -> bool:
+    return isinstance(spec.observation, dict) and "action_mask" in spec.observation
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def _check_minibatches(config: Config, num_shards: int) -> None:
+    rows = config.num_envs // num_shards * config.num_steps
+    parts = config.num_minibatches * config.gradient_accumulation
+    if rows % parts:
+        fits = max(n for n in range(1, config.num_minibatches + 1) if rows % (n * config.gradient_accumulation) == 0 or n == 1)
+        raise ConfigError(
+            f"algo.num_minibatches: {config.num_minibatches} (times gradient_accumulation {config.gradient_accumulation}) does not "
+            f"divide the {rows} rows of a shard (num_envs {config.num_envs} / {num_shards} shards * num_steps {config.num_steps}); "
+            f"the nearest that fits is {fits}"
+        )

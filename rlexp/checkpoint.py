@@ -1,0 +1,389 @@
+"""Saves the whole Run now and then, and opens it again bit for bit. The only file that imports Orbax.
+
+A checkpoint is the directory `<update>/`: `run/` holds the arrays, `meta/` a JSON object, and `checksums.json` the size
+and CRC-32 of each file of the two. All of it is written under a temporary name, and then renamed: a checkpoint is there
+whole or not at all. The checksums are compared before anything is read, since Orbax alone returns wrong numbers for a
+flipped bit, and for a truncated file prints tracebacks from its threads.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jax.experimental import multihost_utils
+
+from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, Positive, schema
+from rlexp.types import PyTree
+
+log = logging.getLogger(__name__)
+
+What = Literal["all", "learner", "params"]
+Warn = Callable[[str], None]
+
+
+@schema
+class Config:
+    """When the Run is saved, what is kept, and how much of a checkpoint a resumed run takes."""
+
+    module: Host[str]
+    enabled: Flag
+    """False never saves: the run can then not be resumed, evaluated or loaded."""
+    every_minutes: Positive | None
+    """Minutes between saves, rounded up to the end of a chunk; null saves only when stopped and at the end."""
+    every_updates: Count | None
+    """Updates between saves; where it is set, every_minutes is not read."""
+    keep_last: Count
+    """How many of the newest checkpoints are kept."""
+    keep_best: CountOrZero
+    """How many of the checkpoints with the highest evaluation return are kept besides."""
+    restore: What
+    """all goes on bit for bit; learner takes parameters, normaliser and optimiser; params leaves the optimiser as well."""
+
+
+class Checkpointer(NamedTuple):
+    """Writes the checkpoints of one directory. Every process of a run calls it; no two runs may share a directory."""
+
+    # (update, run, meta, metric or None; a higher metric is better). Returns once the values are safe from donation, and
+    # writes on in the background. An update that is saved already is not saved again.
+    # Raises ValueError for a leaf that cannot be saved, OSError if this save or the last one could not be written.
+    save: Callable[[int, PyTree, dict[str, Any], float | None], None]
+    wait: Callable[[], None]  # until all is on the disk; raises OSError if it could not be written
+    close: Callable[[], None]  # waits, and ends the threads
+
+
+class Restored(NamedTuple):
+    """What came out of a checkpoint."""
+
+    update: int
+    run: PyTree
+    meta: dict[str, Any]
+
+
+# --- writing -----------------------------------------------------------------------------------------------------------
+
+
+def make(config: Config, directory: Path) -> Checkpointer:
+    """Opens `directory` for writing; it is made where there is none, and what a killed save left there is removed.
+
+    Raises:
+      OSError: it cannot be made.
+    """
+    if not config.enabled:
+        return Checkpointer(lambda update, run, meta, metric: None, lambda: None, lambda: None)
+    ocp = _orbax()
+    directory = Path(directory).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    inherited = _steps(directory)  # the checkpoints of earlier processes
+    metrics = {update: metric for update in inherited if (metric := _read_metric(directory / str(update))) is not None}
+    on_its_way = 0  # the update that is being written
+
+    policies = ocp.checkpoint_managers
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=policies.AnyPreservationPolicy(
+            [policies.LatestN(config.keep_last), _KeepBest(config.keep_best, metrics)]
+        ),
+        cleanup_tmp_directories=True,
+        lightweight_initialize=True,
+        # Called in the background once all files are written, and before the rename.
+        async_options=ocp.options.AsyncOptions(
+            post_finalization_callback=lambda: _write_checksums(directory, on_its_way)
+        ),
+    )
+    manager = ocp.CheckpointManager(directory, options=options)
+
+    def save(update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
+        nonlocal on_its_way
+        _check_leaves(run)
+        frozen = json.loads(json.dumps({"metric": metric, "meta": meta}))  # the caller may go on with its dict
+        with _told_in_one_line(directory):
+            make_way(update)
+            if update in manager.all_steps():
+                return
+            manager.wait_until_finished()
+            on_its_way = update
+            if metric is not None and math.isfinite(metric):
+                metrics[update] = metric
+            items = ocp.args.Composite(run=ocp.args.PyTreeSave(run), meta=ocp.args.JsonSave(frozen))
+            manager.save(update, args=items, force=True)
+
+    def make_way(update: int) -> None:
+        """Moves later checkpoints of earlier processes aside: `restore` found them damaged, or the run began anew."""
+        later = [step for step in inherited if step >= update]
+        inherited[:] = [step for step in inherited if step < update]
+        if update in later and _fault(directory / str(update), ("run", "meta")) is None:
+            later.remove(update)
+        if later:
+            _set_aside(directory, later)
+            manager.reload()
+
+    def wait() -> None:
+        with _told_in_one_line(directory):
+            manager.wait_until_finished()
+
+    def close() -> None:
+        try:
+            wait()
+        finally:
+            manager.close()
+
+    return Checkpointer(save, wait, close)
+
+
+class _KeepBest(NamedTuple):
+    """Preserves the `num` highest metrics. (Orbax's BestN wants a metrics file, and does not start if it is damaged.)"""
+
+    num: int
+    metrics: dict[int, float]  # update -> metric; grows with each save
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        """For each checkpoint, whether it stays; of equal ones the later."""
+        del context
+        ranked = sorted((self.metrics[c.step], c.step) for c in checkpoints if c.step in self.metrics)
+        best = [step for _, step in ranked[::-1][: self.num]]
+        return [c.step in best for c in checkpoints]
+
+
+def _check_leaves(run: PyTree) -> None:
+    """Orbax refuses some of these in the background only, and brings others back as something else."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run):
+        if not isinstance(leaf, jax.Array) or leaf.dtype == jax.dtypes.float0:
+            raise ValueError(f"{_name(path)}: {type(leaf).__name__} cannot be saved; every leaf of a Run is a jax.Array")
+        if leaf.size == 0:
+            raise ValueError(f"{_name(path)}: an empty array, {_describe(leaf)}, cannot be saved; use () instead")
+
+
+@contextlib.contextmanager
+def _told_in_one_line(directory: Path) -> Iterator[None]:
+    """Whatever goes wrong while saving becomes an OSError of one line that names the directory."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:300]
+        raise OSError(f"no checkpoint could be written to {directory}: {reason}") from error
+
+
+def _set_aside(directory: Path, updates: Sequence[int]) -> None:
+    """Renames checkpoints to `<update>.set-aside`, which nothing reads; their user may want them."""
+    if jax.process_index() == 0:
+        for update in updates:
+            taken = len(list(directory.glob(f"{update}.set-aside*")))
+            target = directory / f"{update}.set-aside{taken or ''}"
+            (directory / str(update)).rename(target)
+            log.warning("%s is damaged, or later than this run: it is now %s", directory / str(update), target.name)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("rlexp: checkpoints set aside")
+
+
+# --- opening -----------------------------------------------------------------------------------------------------------
+
+
+def restore(directory: Path, abstract_run: PyTree, *, warn: Warn) -> Restored | None:
+    """The newest checkpoint, bit for bit; None where there is none. Damaged ones are passed over, with a warning each.
+
+    Args:
+      abstract_run: shapes, dtypes and shardings (none: the first device), as jax.ShapeDtypeStruct or as arrays. They
+        need not lie on as many devices as the Run that was saved.
+
+    Raises:
+      ConfigError: all checkpoints are damaged, or the Run has another structure than the saved one.
+    """
+    step = _newest(directory, ("run", "meta"), warn)
+    if step is None:
+        return None
+    difference = _difference(_saved_leaves(step), _leaves(abstract_run))
+    if difference:
+        raise ConfigError(_mismatch(step, difference))
+    return Restored(int(step.name), _read(step, abstract_run), _read_meta(step)["meta"])
+
+
+def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) -> Restored | None:
+    """`fresh_run` with as much of the newest checkpoint as `what` says; nothing else is read from the disk.
+
+    learner: state.params, state.normaliser, and state.opt_state, unless another optimiser was saved, which is warned of;
+    params: without state.opt_state. The step counters of an optimiser come with it.
+
+    Raises:
+      ConfigError: all checkpoints are damaged, or what is asked for has another structure than the saved one.
+    """
+    if what == "all":
+        return restore(directory, fresh_run, warn=warn)
+    # Reading a whole replay buffer only to check it would take long: the sizes of its files must do.
+    step = _newest(directory, ("meta",), warn)
+    if step is None:
+        return None
+    saved, fresh = _saved_leaves(step), fresh_run.state._asdict()
+    parts = {}
+    for name in ("params", "normaliser", "opt_state") if what == "learner" else ("params", "normaliser"):
+        prefix = ("state", name)
+        there = {path: leaf for path, leaf in saved.items() if path[:2] == prefix}
+        difference = _difference(there, {prefix + path: leaf for path, leaf in _leaves(fresh[name]).items()})
+        if difference and name == "opt_state":
+            warn(f"{step}: the optimiser starts anew, since another one was saved: {difference}")
+        elif difference:
+            raise ConfigError(_mismatch(step, difference))
+        else:
+            parts[name] = fresh[name]
+    taken = _read(step, {"state": parts})["state"]
+    run = fresh_run._replace(state=fresh_run.state._replace(**taken))
+    return Restored(int(step.name), run, _read_meta(step)["meta"])
+
+
+def latest_meta(directory: Path) -> dict[str, Any] | None:
+    """The meta of the newest checkpoint whose files are all there; no array is read. None where there is none."""
+    for update in reversed(_steps(Path(directory))):
+        step = Path(directory) / str(update)
+        if _fault(step, ("meta",)) is None:
+            return _read_meta(step)["meta"]
+    return None
+
+
+def size_bytes(run: PyTree) -> int:
+    """Bytes of all arrays, before compression; takes jax.ShapeDtypeStructs as well."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(run))
+
+
+def _newest(directory: Path, checked: Sequence[str], warn: Warn) -> Path | None:
+    """The newest checkpoint without a fault; `checked` are the items whose every byte is read."""
+    faults = []
+    for update in reversed(_steps(Path(directory))):
+        step = Path(directory) / str(update)
+        fault = _fault(step, checked)
+        if fault is None:
+            for told in faults:
+                warn(f"{Path(directory)}: a damaged checkpoint is passed over for {update}: {told}")
+            return step
+        faults.append(f"{update}: {fault}")
+    if faults:
+        raise ConfigError(f"{directory}: no checkpoint can be read; {'; '.join(faults)}")
+    return None
+
+
+def _read(step: Path, abstract: PyTree) -> PyTree:
+    ocp = _orbax()
+
+    def onto(leaf: Any) -> Any:
+        sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), abstract)
+    # partial_restore: what the item does not name is not read.
+    args = ocp.args.PyTreeRestore(item=abstract, restore_args=jax.tree.map(onto, abstract), partial_restore=True)
+    return ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
+
+
+def _read_meta(step: Path) -> dict[str, Any]:
+    return json.loads((step / "meta" / "metadata").read_text())
+
+
+def _read_metric(step: Path) -> float | None:
+    if _fault(step, ("meta",)) is not None:
+        return None
+    metric = _read_meta(step)["metric"]
+    return metric if metric is not None and math.isfinite(metric) else None
+
+
+# --- structure ---------------------------------------------------------------------------------------------------------
+
+_Leaves = dict[tuple[str, ...], str]  # path -> "float32[2,64]"
+
+
+def _saved_leaves(step: Path) -> _Leaves:
+    tree = _orbax().PyTreeCheckpointHandler().metadata(step / "run").tree
+    return {_keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _leaves(run: PyTree) -> _Leaves:
+    return {_keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(run)}
+
+
+def _describe(leaf: Any) -> str:
+    """dtype[shape]; a typed key is told, as it is saved, by its data."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _difference(saved: _Leaves, wanted: _Leaves) -> str:
+    """The first leaf that differs, in words; empty where none does."""
+    for path in wanted | saved:
+        there, here = saved.get(path, "missing"), wanted.get(path, "missing")
+        if there != here:
+            return f"{'.'.join(path)} is {there} there, and {here} in this run"
+    return ""
+
+
+def _mismatch(step: Path, difference: str) -> str:
+    return f"{step}: {difference}; checkpoint.restore=all|learner|params says how much is taken, and that must fit"
+
+
+def _keys(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _name(path: Any) -> str:
+    return ".".join(_keys(path))
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+_CHECKSUMS = "checksums.json"
+
+
+def _steps(directory: Path) -> list[int]:
+    """The updates that are saved, in order; temporary directories and those set aside are left out."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _write_checksums(directory: Path, update: int) -> None:
+    """Into the checkpoint that is about to be renamed."""
+    (step,) = directory.glob(f"{update}.orbax-checkpoint-tmp*")
+    files = [path for item in ("run", "meta") for path in sorted((step / item).rglob("*")) if path.is_file()]
+    sums = {path.relative_to(step).as_posix(): [path.stat().st_size, _crc(path)] for path in files}
+    (step / _CHECKSUMS).write_text(json.dumps(sums))
+
+
+def _fault(step: Path, checked: Sequence[str]) -> str | None:
+    """What is wrong with a checkpoint: all sizes are compared, and the bytes of the items named in `checked`."""
+    try:
+        sums = json.loads((step / _CHECKSUMS).read_text())
+        for name, (size, crc) in sums.items():
+            if (step / name).stat().st_size != size:
+                return f"{name} has {(step / name).stat().st_size} bytes instead of {size}"
+            if name.split("/")[0] in checked and _crc(step / name) != crc:
+                return f"{name} has other bytes than were written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(step)} is missing"
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return f"it cannot be read ({error})"
+    return None if sums else f"{_CHECKSUMS} is empty"
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+# --- Orbax -------------------------------------------------------------------------------------------------------------
+
+
+def _orbax() -> Any:
+    """Orbax, imported when it is needed first, since that takes a quarter of a second; it then logs no more."""
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").addFilter(_not_from_orbax)
+    return ocp
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    """Drops Orbax's log: what matters of it is raised or warned of here, in one line."""
+    return "orbax" not in Path(record.pathname).parts

@@ -1,0 +1,132 @@
+"""Hydra's part: where conf/ is, the resolvers, composing a command line, and Hydra's many-line errors in one line."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlexp.config import ConfigError, nearest
+from rlexp.rundir import new_id
+
+_HERE = Path(__file__).resolve().parent
+CONF_DIR = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parent / "conf"  # in the wheel, or beside the package
+
+_PROCESS_ID = new_id()
+
+
+def register_resolvers() -> None:
+    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product."""
+    OmegaConf.register_new_resolver("run_id", lambda: _PROCESS_ID, replace=True)
+    OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
+
+
+@contextmanager
+def _hydra(config_dir: str | None) -> Iterator[list[str]]:
+    """Hydra's compose API over conf/; gives the overrides that add a user's own folder to the search path."""
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3", job_name="rlexp"):
+        yield [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+
+
+def compose_node(overrides: Sequence[str], config_dir: str | None = None) -> tuple[dict[str, Any], str]:
+    """A command line's overrides -> (resolved configuration as plain data, run directory).
+
+    Raises:
+      ConfigError: one line, for all that Hydra and OmegaConf complain of.
+    """
+    if config_dir and not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir: {config_dir!r} is not a directory")
+    with _hydra(config_dir) as search:
+        try:
+            try:
+                config = compose("config", [*search, *overrides], return_hydra_config=True)
+            except ConfigCompositionException as error:
+                if isinstance(error, MissingConfigException | OverrideParseException):
+                    raise
+                # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
+                config = compose("config", [*search, *(force(o) for o in overrides)], return_hydra_config=True)
+        except MissingConfigException as error:
+            raise ConfigError(_missing(error)) from error
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(_first_line(error)) from error
+        return _plain(config)
+
+
+def _plain(config: DictConfig) -> tuple[dict[str, Any], str]:
+    try:
+        run_dir = str(config.hydra.run.dir)
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
+        node = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+    assert isinstance(node, dict)
+    return {str(k): v for k, v in node.items()}, run_dir
+
+
+def force(override: str) -> str:
+    """`a.b=1` -> `++a.b=1`, which sets the key whether it is there or not. Choices of a group stay as they are."""
+    key = override_key(override)
+    if override.startswith(("+", "~")) and not override.startswith("+"):
+        return override
+    if "/" in key or key in _groups():
+        return override
+    return "++" + override.lstrip("+")
+
+
+def override_key(override: str) -> str:
+    """`+a.b=1` -> `a.b`: what an override is about."""
+    return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
+
+
+def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+    """Those of a resumed run, then the command line's, which win."""
+    said = {override_key(o) for o in later}
+    return [o for o in earlier if override_key(o) not in said] + list(later)
+
+
+def quoted(key: str, value: str) -> str:
+    """`key='value'`, whatever the value holds."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{escaped}'"
+
+
+def _groups() -> list[str]:
+    return [p.name for p in CONF_DIR.iterdir() if p.is_dir()]
+
+
+def _missing(error: MissingConfigException) -> str:
+    """`algo=ppoo: there is no such option …`."""
+    name = error.missing_cfg_file
+    path = name[0] if isinstance(name, list | tuple) else str(name)
+    group, _, choice = path.partition("/")
+    if not choice:
+        return f"{path}: there is no such configuration"
+    loader = GlobalHydra.instance().config_loader()
+    options = list(_options(loader, group))
+    if not options:
+        return f"{group}: there is no such group{nearest(group, loader.get_group_options('', None) or _groups())}"
+    return f"{group}={choice}: there is no such option{nearest(choice, options)} Allowed: {', '.join(sorted(options))}"
+
+
+def _options(loader: Any, group: str, prefix: str = "") -> Iterator[str]:
+    from hydra.core.object_type import ObjectType
+
+    yield from (prefix + name for name in loader.get_group_options(group, ObjectType.CONFIG))
+    for name in loader.get_group_options(group, ObjectType.GROUP):
+        yield from _options(loader, f"{group}/{name}", f"{prefix}{name}/")
+
+
+def _first_line(error: Exception) -> str:
+    """Hydra says the place in the first line and the reason in the next ones."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = "; ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type|See https)", line))
+    return text or type(error).__name__

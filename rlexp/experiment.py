@@ -1,0 +1,130 @@
+"""From a checked configuration to the parts of a run: environment, network, algorithm, source. No device is touched here."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rlexp.algos.base import Algorithm
+from rlexp.config import Config, ConfigError, fingerprint, load_module, parse
+from rlexp.envs.base import Env
+from rlexp.sources.base import Source
+from rlexp.types import EnvSpec, PyTree
+
+
+class Experiment(NamedTuple):
+    """One run, built and checked."""
+
+    config: Config
+    node: dict[str, Any]  # the resolved configuration as plain data
+    modules: dict[str, str]  # path of a node -> its module
+    spec: EnvSpec
+    algorithm: Algorithm
+    env_of: Callable[[PyTree], Env]  # from the environment's traced parameters
+    source_of: Callable[[PyTree], Source]  # one logical shard
+    hp: dict[str, float]  # traced; with total_updates
+    env_params: PyTree  # traced
+    num_shards: int
+    env_steps_per_update: int
+    prefill_env_steps: int  # what the source takes before the first update
+    total_updates: int
+
+    def env_steps(self, update: int) -> int:
+        """Environment steps after so many updates."""
+        return self.prefill_env_steps + update * self.env_steps_per_update
+
+    @property
+    def total_env_steps(self) -> int:
+        """total_env_steps of the configuration, rounded up to whole updates."""
+        return self.env_steps(self.total_updates)
+
+    def part(self, path: str) -> Any:
+        """The module behind a node, such as "logger"."""
+        return load_module(self.modules[path], path)
+
+
+def build(node: Mapping[str, Any], *, num_shards: int | None = None) -> Experiment:
+    """Checks a resolved configuration and builds the parts.
+
+    Args:
+      num_shards: the logical shards of a checkpoint, which `shards: auto` then follows.
+
+    Raises:
+      ConfigError: one line.
+    """
+    config, modules = parse(node, Config)
+    num_shards = _num_shards(config, num_shards)
+    dtype = load_module(modules["precision"], "precision").make(config.precision)
+    env_module = load_module(modules["env"], "env")
+    traced = {f.name for f in dataclasses.fields(config.env)} & {"params"}
+
+    def env_of(params: PyTree) -> Env:
+        return env_module.make(dataclasses.replace(config.env, params=params) if traced else config.env)
+
+    env_params = config.env.params if traced else {}
+    env = env_of(env_params)
+    torso = load_module(modules["network"], "network").make(config.network, observation=env.spec.observation, dtype=dtype)
+    algorithm = load_module(modules["algo"], "algo").make(
+        config.algo, spec=env.spec, torso=torso, dtype=dtype, num_shards=num_shards
+    )
+    source_module = load_module(modules["algo.source"], "algo.source")
+
+    def source_of(params: PyTree) -> Source:
+        return source_module.make(
+            config.algo.source,
+            env=env_of(params),
+            algorithm=algorithm,
+            num_envs=config.algo.num_envs // num_shards,
+            num_steps=config.algo.num_steps,
+        )
+
+    env_steps_per_update = config.algo.num_envs * config.algo.num_steps
+    prefill = source_of(env_params).prefill_env_steps * num_shards
+    total_updates = max(1, -(-(config.total_env_steps - prefill) // env_steps_per_update))
+    hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
+    hp["lr"] *= _lr_factor(config)
+    hp["total_updates"] = float(total_updates)
+    return Experiment(
+        config=config,
+        node=dict(node),
+        modules=modules,
+        spec=env.spec,
+        algorithm=algorithm,
+        env_of=env_of,
+        source_of=source_of,
+        hp=hp,
+        env_params=env_params,
+        num_shards=num_shards,
+        env_steps_per_update=env_steps_per_update,
+        prefill_env_steps=prefill,
+        total_updates=total_updates,
+    )
+
+
+def resume_fingerprint(experiment: Experiment) -> dict[str, Any]:
+    """What must be equal for a full restore. Hardware may differ, since only the logical shards shape the numbers."""
+    free = ("total_env_steps", "run", "hardware.", "debug.")
+    found = {k: v for k, v in fingerprint(experiment.config).items() if not k.startswith(free)}
+    return found | {"shards": experiment.num_shards} | {path: name for path, name in experiment.modules.items() if path in _SHAPING}
+
+
+_SHAPING = ("algo", "algo.source", "env", "network", "precision")
+
+
+def _num_shards(config: Config, resumed: int | None) -> int:
+    data = config.hardware.mesh.data
+    num_shards = config.shards if config.shards != "auto" else resumed or data
+    if num_shards % data:
+        raise ConfigError(
+            f"shards: {num_shards} is not a multiple of hardware.mesh.data {data}; the nearest that fits is {max(data, num_shards // data * data)}"
+        )
+    if config.algo.num_envs % num_shards:
+        fits = max(1, round(config.algo.num_envs / num_shards)) * num_shards
+        raise ConfigError(
+            f"algo.num_envs: {config.algo.num_envs} cannot be divided over {num_shards} shards; the nearest that fits is {fits}"
+        )
+    return num_shards
+
+
+def _lr_factor(config: Config) -> float:
+    ratio = config.algo.num_envs / config.algo.base_num_envs
+    return {"none": 1.0, "sqrt": ratio**0.5, "linear": ratio}[config.algo.lr_scaling]

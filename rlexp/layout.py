@@ -1,0 +1,125 @@
+"""Where everything lies: members of a pack, logical shards of the environments, and parameters, over the mesh ('data', 'model').
+
+Every leaf of a Run has the members as its first axis, a pack of one too. `Run.data` has the logical shards as its second. The
+source works shard by shard (`collect`); the update sees the global batch, and the compiler puts the reductions in.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from rlexp.hardware import ParamRule
+from rlexp.sources.base import Source
+from rlexp.types import Batch, Metrics, PyTree, Trajectory
+
+
+class Layout(NamedTuple):
+    """A mesh and what is spread over its data axis."""
+
+    mesh: Mesh
+    num_shards: int  # logical shards of the environments
+    num_members: int
+    param_rules: Sequence[ParamRule]
+
+    @property
+    def members_on_data(self) -> bool:
+        """A pack of at least as many members as the data axis is spread by members; else environments are."""
+        size = self.mesh.shape["data"]
+        return self.num_members >= size and self.num_members % size == 0 and self.num_members > 1
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """On every device."""
+        return NamedSharding(self.mesh, P())
+
+    @property
+    def member_sharding(self) -> NamedSharding:
+        """Of arrays whose only structure is the leading members axis."""
+        return NamedSharding(self.mesh, P("data") if self.members_on_data else P())
+
+
+def over_members(layout: Layout, f: Callable) -> Callable:
+    """f of one member -> f of all, on arrays with a leading members axis. One member costs nothing: no vmap, only a reshape."""
+    if layout.num_members == 1:
+
+        def single(*args: PyTree) -> PyTree:
+            out = f(*jax.tree.map(lambda x: x[0], args))
+            return jax.tree.map(lambda x: x[None], out)
+
+        return single
+    if not layout.members_on_data or layout.mesh.shape["data"] == 1:
+        return jax.vmap(f)
+    return jax.shard_map(jax.vmap(f), mesh=layout.mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+
+
+def init_shards(layout: Layout, source: Source) -> Callable:
+    """(key, policy) -> Data with a leading axis of logical shards. The key of a shard is the same on any mesh."""
+
+    def init(key: jax.Array, policy: PyTree) -> PyTree:
+        return jax.vmap(source.init, in_axes=(0, None))(jax.random.split(key, layout.num_shards), policy)
+
+    return init
+
+
+def collect(layout: Layout, source: Source) -> Callable:
+    """(data, policy) -> (data, Batch [U, T+1, B, ...] with the shard as the major part of B, metrics)."""
+
+    def local(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
+        data, batch, metrics = jax.vmap(source.next, in_axes=(0, None))(data, policy)
+        trajectory = Trajectory(*(jax.tree.map(lambda x: _merge(x, 2), leaf) for leaf in batch.trajectory))
+        return data, Batch(trajectory, *(jax.tree.map(lambda x: _merge(x, 1), leaf) for leaf in batch[1:])), metrics
+
+    def run(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
+        shards = local
+        if layout.mesh.shape["data"] > 1 and not layout.members_on_data:
+            out_specs = (P("data"), Batch(P(None, None, "data"), P(None, "data"), P(None, "data")), P("data"))  # type: ignore[arg-type]
+            shards = jax.shard_map(
+                local, mesh=layout.mesh, in_specs=(P("data"), P()), out_specs=out_specs, axis_names={"data"}, check_vma=False
+            )
+        data, batch, metrics = shards(data, policy)
+        return data, batch, jax.tree.map(lambda x: x.sum(axis=0), metrics)
+
+    return run
+
+
+def feed_back(layout: Layout, source: Source) -> Callable:
+    """(data, batch, priority [U, B]) -> data, shard by shard. Only for sources that prioritise."""
+
+    def run(data: PyTree, batch: Batch, priority: jax.Array) -> PyTree:
+        def split(x: jax.Array, axis: int) -> jax.Array:
+            shape = (*x.shape[:axis], layout.num_shards, -1, *x.shape[axis + 1 :])
+            return jax.numpy.moveaxis(x.reshape(shape), axis, 0)
+
+        trajectory = Trajectory(*(jax.tree.map(lambda x: split(x, 2), leaf) for leaf in batch.trajectory))
+        shards = Batch(trajectory, *(jax.tree.map(lambda x: split(x, 1), leaf) for leaf in batch[1:]))
+        return jax.vmap(source.feedback)(data, shards, split(priority, 1))
+
+    return run
+
+
+def run_shardings(layout: Layout, abstract_run: Any) -> Any:
+    """A sharding for each leaf of a Run(state, data)."""
+    if layout.members_on_data:
+        return jax.tree.map(lambda _: layout.member_sharding, abstract_run)
+    shards = NamedSharding(layout.mesh, P(None, "data"))
+    state = jax.tree_util.tree_map_with_path(lambda path, x: _param_sharding(layout, path, x), abstract_run.state)
+    return type(abstract_run)(state, jax.tree.map(lambda _: shards, abstract_run.data))
+
+
+def _param_sharding(layout: Layout, path: Any, leaf: Any) -> NamedSharding:
+    """The optimiser's moments have the parameter's path inside theirs, so the same rule finds them."""
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for rule in layout.param_rules:
+        if len(rule.spec) == leaf.ndim - 1 and re.search(rule.path, name):
+            return NamedSharding(layout.mesh, P(None, *rule.spec))
+    return layout.replicated
+
+
+def _merge(x: jax.Array, axis: int) -> jax.Array:
+    """[S, ..., b, ...] -> [..., S * b, ...], where b becomes axis `axis` of the result. One shard needs no transpose."""
+    x = jax.numpy.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])

@@ -1,0 +1,105 @@
+"""metrics.jsonl: the record of a run, a JSON object a line, always with env_steps and wall_s first.
+
+Each line is one `write` to a file opened for appending, so a killed process leaves whole lines. `sync` puts them on the
+disk: called before a checkpoint is made, it keeps lines and checkpoint together even if the machine fails, at the
+price of one fsync a checkpoint instead of one a line (a pack of 64 writes 64 lines a chunk).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rlexp.loggers.base import Logger, Row, is_finite, number
+
+NAME = "metrics.jsonl"
+
+
+def make(path: Path, *, start_env_steps: int) -> Logger:
+    """Writes to `path`. A run that starts at 0 starts the file anew; a resumed one drops what lies beyond its checkpoint.
+
+    Raises (here and in every call):
+      OSError: naming the path, when the disk is full or fails. This one is fatal: a run without its record is no run.
+    """
+    truncate(path, start_env_steps if start_env_steps > 0 else -1)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise _named(error, path) from error
+
+    def log(row: Row) -> None:
+        line = memoryview((encode(row) + "\n").encode())
+        try:
+            while line:  # one turn, but for a disk that takes a part only and then says why
+                line = line[os.write(file, line) :]
+        except OSError as error:
+            raise _named(error, path) from error
+
+    def sync() -> None:
+        try:
+            os.fsync(file)
+        except OSError as error:
+            raise _named(error, path) from error
+
+    def close(_: dict[str, Any]) -> None:
+        try:
+            sync()
+        finally:
+            os.close(file)
+
+    return Logger(log=log, close=close, sync=sync)
+
+
+def encode(row: Row) -> str:
+    """One line. JSON knows no NaN and no infinity: they become null, as an empty count (None) does."""
+    first = {"env_steps": row["env_steps"], "wall_s": row["wall_s"]}
+    plain = {name: number(value) for name, value in {**first, **row}.items()}
+    return json.dumps({name: value if is_finite(value) else None for name, value in plain.items()}, allow_nan=False)
+
+
+def read(path: Path) -> list[Row]:
+    """The lines of a file; none if there is no file. A half-written last line is left out.
+
+    Raises:
+      ValueError: for any other line that is no JSON object with env_steps.
+    """
+    return [row for _, row in _read(path)]
+
+
+def truncate(path: Path, env_steps: int) -> None:
+    """Drops lines beyond `env_steps`, and a half-written last line. The file is replaced in one step or not at all."""
+    if not path.exists():
+        return
+    kept = b"".join(line for line, row in _read(path) if row["env_steps"] <= env_steps)
+    if kept == path.read_bytes():
+        return
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        raise _named(error, path) from error
+
+
+def _read(path: Path) -> list[tuple[bytes, Row]]:
+    if not path.exists():
+        return []
+    out = []
+    lines = path.read_bytes().splitlines(keepends=True)
+    for i, line in enumerate(lines):
+        if i == len(lines) - 1 and not line.endswith(b"\n"):
+            break  # even if it reads as JSON: 1.5 may have been 1.53
+        try:
+            row = json.loads(line)
+            row["env_steps"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}, line {i + 1}: not a JSON object with env_steps") from error
+        out.append((line, row))
+    return out
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    return OSError(error.errno, f"cannot write the metrics: {error.strerror}", str(path))

@@ -1,0 +1,178 @@
+"""What the user sees of a run: a bar on a terminal, else one plain line an evaluation. One display serves a whole pack."""
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TextIO
+
+from rlexp.loggers.base import Row, RunInfo
+
+Kind = Literal["auto", "bar", "plain", "off"]
+_WINDOW = 20  # rows that the speed is measured over
+
+
+class Progress(NamedTuple):
+    """The display. It never raises, and it may be called from any thread."""
+
+    note: Callable[[str], None]  # an announcement: compiling, rounding, where things are
+    log: Callable[[Sequence[Row]], None]  # once a chunk, the row of every member
+    close: Callable[[], None]
+    warn: Callable[[str], None]  # like note, but on stderr, and shown even when the display is off
+
+
+def make(kind: Kind, infos: Sequence[RunInfo]) -> Progress:
+    """The display of a pack. `auto` is a bar when stdout and stderr are both terminals: a pipe or a file gets plain lines."""
+    if kind == "auto":
+        kind = "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "plain"
+    if kind == "off":
+        return Progress(_nothing, _nothing, _nothing, _warn)
+    return (_bar if kind == "bar" else _plain)(infos)
+
+
+# --- the words, shared by both displays ------------------------------------------------------------------------------
+
+
+class Status(NamedTuple):
+    """The state of a pack in words; empty where there is nothing to say yet."""
+
+    env_steps: int  # of one member
+    steps: str
+    evaluated: bool  # whether these rows hold an evaluation
+    eval_return: str
+    train_return: str
+    speed: str
+    time_left: str
+
+
+def tracker(infos: Sequence[RunInfo]) -> Callable[[Sequence[Row]], Status]:
+    """A function from the rows of a chunk to words; it remembers the last rows, to know the speed."""
+    total, members = infos[0].total_env_steps, len(infos)
+    marks: deque[tuple[int, float]] = deque([(infos[0].start_env_steps, infos[0].start_wall_s)], maxlen=_WINDOW)
+
+    def track(rows: Sequence[Row]) -> Status:
+        env_steps, wall_s = int(rows[0]["env_steps"]), float(rows[0]["wall_s"])
+        if len(marks) == 2 and marks[0][0] == infos[0].start_env_steps:
+            marks.popleft()  # the first chunk held the compilation: it says nothing of the speed to come
+        marks.append((env_steps, wall_s))
+        steps, seconds = env_steps - marks[0][0], wall_s - marks[0][1]
+        rate = steps / seconds if steps > 0 and seconds > 0 else 0.0
+        many = f" × {members} runs" if members > 1 else ""
+        return Status(
+            env_steps=env_steps,
+            steps=f"{env_steps:,}/{total:,}{many}",
+            evaluated=any(row.get("eval/return_mean") is not None for row in rows),
+            eval_return=_returns(rows, "eval/return_mean", "eval/return_std"),
+            train_return=_returns(rows, "train/return_mean", None),
+            speed=f"{_three_digits(rate * members)} steps/s" if rate else "",
+            time_left=f"{_duration((total - env_steps) / rate)} left" if rate and env_steps < total else "",
+        )
+
+    return track
+
+
+def _returns(rows: Sequence[Row], name: str, std_name: str | None) -> str:
+    """'195.3 ± 20.1' for one run, '150.2 mean 195.3 best' for several."""
+    means = [float(row[name]) for row in rows if row.get(name) is not None]
+    if not means:
+        return ""
+    if len(rows) > 1:
+        return f"{sum(means) / len(means):,.1f} mean {max(means):,.1f} best"
+    std = rows[0].get(std_name) if std_name else None
+    return f"{means[0]:,.1f}" + (f" ± {float(std):,.1f}" if std is not None else "")
+
+
+def _three_digits(value: float) -> str:
+    """187,412.3 -> 187,000: more digits would only flicker."""
+    return f"{float(f'{value:.3g}'):,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60}:{seconds % 60:02} min"
+    return f"{seconds // 3600}:{seconds % 3600 // 60:02} h"
+
+
+# --- the displays --------------------------------------------------------------------------------------------------------
+
+
+def _plain(infos: Sequence[RunInfo]) -> Progress:
+    track = tracker(infos)
+
+    def log(rows: Sequence[Row]) -> None:
+        status = track(rows)
+        if status.evaluated:
+            words = [f"env_steps {status.steps}", f"return {status.eval_return}"]
+            words += [f"train {status.train_return}"] * bool(status.train_return)
+            _write(sys.stdout, "  ".join(words + [x for x in (status.speed, status.time_left) if x]))
+
+    return Progress(lambda text: _write(sys.stdout, text), log, _nothing, _warn)
+
+
+def _bar(infos: Sequence[RunInfo]) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    track = tracker(infos)
+    bar = Bar(
+        SpinnerColumn(finished_text="✓"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        refresh_per_second=4,  # the training loop needs the processor more
+    )
+    task = bar.add_task("", total=infos[0].total_env_steps, completed=infos[0].start_env_steps)
+    shown = ""  # the last return: most chunks have no evaluation
+    lock = threading.Lock()
+    open_ = True
+
+    def note(text: str) -> None:
+        with lock:
+            if open_ and not shown:
+                bar.update(task, description=text)  # before the first chunk the bar has nothing else to say
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(text: str) -> None:
+        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def log(rows: Sequence[Row]) -> None:
+        nonlocal shown
+        status = track(rows)
+        if status.eval_return or status.train_return:
+            new = status.eval_return or f"{status.train_return} (train)"
+            if status.evaluated or not shown or shown.endswith("(train)"):
+                shown = new
+        words = [status.steps, f"return {shown}" if shown else "", status.speed, status.time_left]
+        bar.update(task, completed=status.env_steps, description="  ".join(x for x in words if x))
+
+    def close() -> None:
+        nonlocal open_
+        with lock:
+            open_ = False
+        bar.stop()
+
+    bar.start()
+    return Progress(note, log, close, warn)
+
+
+def _warn(text: str) -> None:
+    _write(sys.stderr, f"warning: {text}")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """A line, at once. A closed pipe (`| head`) or a narrow encoding must not end a training run."""
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        stream.flush()
+    except (OSError, ValueError):
+        pass
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -1,0 +1,253 @@
+"""Weights & Biases: one run per packed member, on by default, never fatal.
+
+One daemon thread does everything that touches W&B: importing it, `init` (a second or two, while the program compiles),
+logging, uploading. The training loop only puts work into a queue, so a slow or dead server cannot slow it down.
+
+Rows are logged with `step=env_steps`. W&B takes increasing steps only, so the rows that a resumed run makes again, from its
+checkpoint to where it was killed, are not counted twice in an online run: W&B keeps the first copy.
+"""
+
+import http.client
+import netrc
+import os
+import queue
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from rlexp.config import Flag, Host, Positive, schema
+from rlexp.loggers.base import Logger, Row, RunInfo, number, one_line
+
+Mode = Literal["auto", "online", "offline", "disabled"]
+Say = Callable[[str], None]
+Action = Callable[[Any], None]  # what to do with a wandb.Run
+
+_CLOUD_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # names of one server: a key for either serves both
+_ENV_MODES: dict[str, Mode] = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline"}
+_ENV_MODES |= {"disabled": "disabled"}
+_NO_KEY = "no API key (run `wandb login`, or set WANDB_API_KEY)"
+_PROBE_S = 10.0
+_OFFLINE_SLACK_S = 10.0  # what falling back to an offline run may take, once a server has not answered
+
+
+@schema
+class WandbConfig:
+    """Weights & Biases. The key comes from WANDB_API_KEY or `wandb login`, never from here."""
+
+    mode: Host[Mode]
+    """auto: what WANDB_MODE says, else online where a key is found, else offline; upload that later with `wandb sync`."""
+    project: Host[str]
+    entity: Host[str | None]
+    """Team or user; null is the key's default."""
+    group: Host[str | None]
+    """Groups runs in the UI, such as the seeds of one setting."""
+    tags: Host[tuple[str, ...]]
+    name: Host[str | None]
+    """Display name; null is the run's id, which is part of its directory's name."""
+    notes: Host[str | None]
+    artifacts: Host[Flag]
+    """Upload each checkpoint as an artifact."""
+    timeout_s: Host[Positive]
+    """Seconds that W&B may take to answer at the start, and to finish at the end; the run goes on without it after that."""
+
+
+def make(config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say) -> list[Logger]:
+    """A Logger for each run. Returns at once; W&B starts in the background. Nothing here raises."""
+    mode = _ENV_MODES.get(os.environ.get("WANDB_MODE", ""), "auto") if config.mode == "auto" else config.mode
+    if mode == "disabled":
+        return [Logger(log=lambda _: None) for _ in infos]
+    work: queue.SimpleQueue[tuple[int, Action] | None] = queue.SimpleQueue()
+    runs: list[Any] = []  # of wandb.Run, filled by the thread
+    done = threading.Event()
+    waiting = len(infos)  # members that are not closed yet
+
+    def background() -> None:
+        try:
+            runs.extend(_start(mode, config, infos, note=note, warn=warn))
+            _serve(runs, work, warn)
+        except Exception as error:  # wandb missing or broken
+            warn(f"W&B is off: {_public(error)}; the metrics are in metrics.jsonl")
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=background, name="wandb", daemon=True)
+    thread.start()
+
+    def member(i: int) -> Logger:
+        def log(row: Row) -> None:
+            plain = {name: number(value) for name, value in row.items()}
+            kept = {name: value for name, value in plain.items() if value is not None}
+            work.put((i, lambda run: run.log(kept, step=int(row["env_steps"]), commit=True)))
+
+        def checkpoint(path: Path, env_steps: int) -> None:
+            if config.artifacts:
+                work.put((i, lambda run: _upload(run, infos[i], path, env_steps)))
+
+        def close(summary: dict[str, Any]) -> None:
+            nonlocal waiting
+            work.put((i, lambda run: _summarise(run, summary)))
+            waiting -= 1
+            if waiting:
+                return  # runs are finished together, by the last one to close: the pack waits once, not once a member
+            work.put(None)
+            if not done.wait(config.timeout_s + _OFFLINE_SLACK_S):
+                warn(_unfinished(runs, infos))
+
+        return Logger(log=log, checkpoint=checkpoint, close=close)
+
+    return [member(i) for i in range(len(infos))]
+
+
+# --- in the background thread ----------------------------------------------------------------------------------------------
+
+
+def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say) -> list[Any]:
+    """The runs, all online or all offline."""
+    # W&B's reports on itself use the network even for an offline run, which then waits for it at its exit.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    quiet = wandb.Settings(silent=True)
+    settings = wandb.setup(quiet).settings
+    trouble = "" if mode == "offline" else _trouble(settings, min(config.timeout_s, _PROBE_S))
+    many = f"{len(infos)} runs, " if len(infos) > 1 else ""
+    if mode != "offline" and not trouble:
+        try:
+            runs = [_init(wandb, "online", config, info) for info in infos]
+            note(f"W&B: {many}{runs[0].project_url if many else runs[0].url}")
+            return runs
+        except Exception as error:  # no such entity, no permission, a server that went silent
+            trouble = _public(error)
+            # The service still holds the id of the run that it could not start: only a new service takes it again.
+            wandb.teardown()
+            wandb.setup(quiet)
+    if trouble and (mode == "online" or trouble != _NO_KEY):  # without a key, offline is what `auto` promises
+        warn(f"W&B: {trouble}; going on offline")
+    runs = [_init(wandb, "offline", config, info) for info in infos]
+    place = infos[0].dir.parent / "*" if many else infos[0].dir
+    note(f"W&B: {many}offline; upload with: wandb sync {place}/wandb/offline-run-*")
+    return runs
+
+
+def _init(wandb: Any, mode: Literal["online", "offline"], config: WandbConfig, info: RunInfo) -> Any:
+    run = wandb.init(
+        mode=mode,
+        id=info.id,
+        resume="allow",
+        reinit="create_new",
+        project=config.project,
+        entity=config.entity,
+        group=config.group,
+        tags=config.tags or None,
+        name=config.name or info.id,
+        notes=config.notes,
+        config=info.config,
+        dir=str(info.dir),
+        save_code=False,
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            symlink=False,
+            x_disable_stats=True,
+            x_save_requirements=False,  # environment.json has the versions
+            init_timeout=config.timeout_s,
+            finish_timeout=config.timeout_s,
+        ),
+    )
+    run.define_metric("*", step_metric="env_steps")
+    return run
+
+
+def _serve(runs: list[Any], work: queue.SimpleQueue, warn: Say) -> None:
+    """Does the work in the order that it came; then finishes all runs at the same time."""
+    lost: set[int] = set()
+    for i, action in iter(work.get, None):
+        if i in lost:
+            continue
+        try:
+            action(runs[i])
+        except Exception as error:
+            lost.add(i)
+            warn(f"W&B run {runs[i].id} stopped: {_public(error)}; the run goes on, its metrics are in metrics.jsonl")
+    threads = [threading.Thread(target=_finish, args=(run, warn), name="wandb-finish", daemon=True) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _summarise(run: Any, summary: dict[str, Any]) -> None:
+    run.summary.update({name: value for name, value in summary.items() if value is not None})
+
+
+def _finish(run: Any, warn: Say) -> None:
+    try:
+        run.finish(exit_code=0 if run.summary.get("status") in ("finished", "stopped") else 1)
+    except Exception as error:
+        warn(f"W&B: {_public(error)}; upload later with: wandb sync {run.settings.sync_dir}")
+
+
+def _upload(run: Any, info: RunInfo, path: Path, env_steps: int) -> None:
+    import wandb
+
+    artifact = wandb.Artifact(f"checkpoint-{info.id}", type="checkpoint", metadata={"env_steps": env_steps})
+    artifact.add_dir(str(path))
+    run.log_artifact(artifact, aliases=["latest", f"env_steps-{env_steps}"])
+
+
+# --- words and keys ----------------------------------------------------------------------------------------------------------
+
+
+def _trouble(settings: Any, timeout_s: float) -> str:
+    """Why an online run cannot be, as far as can be known quickly; empty if it can.
+
+    W&B itself would ask for a missing key, which hangs a run whose terminal nobody watches, and would try a dead
+    server for its whole time limit.
+    """
+    if not _has_key(settings.base_url, settings.api_key):
+        return _NO_KEY
+    try:
+        urllib.request.urlopen(settings.base_url, timeout=timeout_s).close()
+    except urllib.error.HTTPError:
+        pass  # an answer is an answer
+    except (OSError, http.client.HTTPException) as error:
+        # W&B has its own certificates: what fails here may succeed there.
+        if not (isinstance(error, urllib.error.URLError) and isinstance(error.reason, ssl.SSLError)):
+            return f"{settings.base_url} cannot be reached ({one_line(error)})"
+    return ""
+
+
+def _has_key(base_url: str, configured: str | None) -> bool:
+    """Whether W&B would find a key: in the environment, its settings, or netrc."""
+    if configured or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(base_url).netloc
+    hosts = _CLOUD_HOSTS if host in _CLOUD_HOSTS else (host,)
+    places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for place in map(os.path.expanduser, places):
+        try:
+            entries = netrc.netrc(place)
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if any((entries.authenticators(host) or ("", "", ""))[2] for host in hosts):
+            return True
+    return False
+
+
+def _public(error: BaseException) -> str:
+    """An error in one line, without the key."""
+    text = one_line(error)
+    key = os.environ.get("WANDB_API_KEY")
+    return text.replace(key, "***") if key else text
+
+
+def _unfinished(runs: list[Any], infos: Sequence[RunInfo]) -> str:
+    if not runs:
+        return "W&B did not start in time; the metrics are in metrics.jsonl"
+    place = runs[0].settings.sync_dir if len(runs) == 1 else infos[0].dir.parent / "*" / "wandb" / "*run-*"
+    return f"W&B did not finish in time; upload later with: wandb sync {place}"

@@ -1,0 +1,61 @@
+"""What a network is, and how it reads observations that are pytrees.
+
+A network is a module with a `Config` and `make(config, *, observation, dtype) -> nn.Module`. The module is a torso: it maps
+observations with any leading axes to features [..., F] in `dtype`; parameters are float32. Heads belong to the algorithm.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rlexp.types import PyTree
+
+activations: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
+
+
+def flatten_obs(obs: PyTree, spec: PyTree, *, dtype: jnp.dtype = jnp.float32) -> Float[Array, "*N F"]:
+    """All leaves side by side, in the order of `jax.tree.leaves` and cast to `dtype`; "action_mask" is left out.
+
+    Args:
+      obs: observations with any leading axes, the same for all leaves.
+      spec: `EnvSpec.observation`, the structs of one observation, or the `leaves` of it.
+      dtype: the floating type to compute in.
+    """
+    return _concatenate(zip(leaves(obs), leaves(spec), strict=True), dtype)
+
+
+def split_image(obs: PyTree, spec: PyTree, *, dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array | None]:
+    """The one image leaf [..., H, W, C], and the other leaves flattened to [..., F], or None where there are none.
+
+    Both are cast to `dtype`; a uint8 image is scaled from 0 … 255 to 0 … 1. An image is a leaf of rank 3 in `spec`.
+    """
+    pairs = list(zip(leaves(obs), leaves(spec), strict=True))
+    (image,) = [leaf for leaf, struct in pairs if len(struct.shape) == 3]
+    others = [(leaf, struct) for leaf, struct in pairs if len(struct.shape) != 3]
+    scale = 1 / 255 if image.dtype == jnp.uint8 else 1.0
+    return image.astype(dtype) * scale, _concatenate(others, dtype) if others else None
+
+
+def leaves(obs: PyTree) -> list:
+    """The leaves that a network sees: all but a dict's "action_mask", which is for the policy's head."""
+    if isinstance(obs, Mapping):
+        obs = {name: leaf for name, leaf in obs.items() if name != "action_mask"}
+    return jax.tree.leaves(obs)
+
+
+def layer_norm(x: Float[Array, "*N F"]) -> Float[Array, "*N F"]:
+    """Normalises the last axis in float32, whatever the type to compute in; for use inside a compact method."""
+    return nn.LayerNorm(dtype=jnp.float32)(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _concatenate(pairs, dtype: jnp.dtype) -> Array:
+    def flat(leaf: Array, struct: jax.ShapeDtypeStruct) -> Array:
+        leading = leaf.shape[: leaf.ndim - len(struct.shape)]
+        assert leaf.shape == leading + struct.shape, f"expected [..., {struct.shape}], got {leaf.shape}"
+        return leaf.astype(dtype).reshape(*leading, math.prod(struct.shape))
+
+    return jnp.concatenate([flat(leaf, struct) for leaf, struct in pairs], axis=-1)

@@ -1,0 +1,91 @@
+"""Convolutions over the image of the observation, then fully connected layers over that and all other leaves."""
+
+import math
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rlexp.config import ConfigError, Count, Flag, Host, schema
+from rlexp.networks.base import activations, layer_norm, leaves, split_image
+from rlexp.networks.initializers import orthogonal, zeros
+from rlexp.networks.mlp import dense_layers
+from rlexp.types import PyTree
+
+
+@schema
+class Config:
+    """A convolutional network."""
+
+    module: Host[str]
+    features: list[Count]
+    """Output channels of each convolution."""
+    kernel_sizes: list[Count]
+    """Side of each convolution's square window, in pixels."""
+    strides: list[Count]
+    """Step of each convolution's window, in pixels."""
+    hidden: list[Count]
+    """Units of each layer after the convolutions; the last is the number of features."""
+    activation: Literal["tanh", "relu", "silu", "gelu"]
+    """Follows each convolution and each layer."""
+    layer_norm: Flag
+    """Normalise each convolution's channels and each layer's units before the activation."""
+    remat: Flag
+    """Compute the activations again in the backward pass instead of keeping them: less memory, more time."""
+
+
+class CNN(nn.Module):
+    """Observations -> features [..., hidden[-1]]. Kernels start orthogonal with gain sqrt(2), biases at 0."""
+
+    observation: tuple[jax.ShapeDtypeStruct, ...]  # the leaves that are seen; a tuple, so that the module can be hashed
+    convolutions: tuple[tuple[int, int, int], ...]  # (channels, window, stride), without padding
+    hidden: tuple[int, ...]
+    activation: str
+    layer_norm: bool
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, obs: PyTree) -> Float[Array, "*N F"]:
+        image, vector = split_image(obs, self.observation, dtype=self.dtype)
+        leading = image.shape[:-3]
+        x = image.reshape(-1, *image.shape[-3:])
+        for channels, window, stride in self.convolutions:
+            x = nn.Conv(
+                channels,
+                (window, window),
+                (stride, stride),
+                padding="VALID",
+                dtype=self.dtype,
+                kernel_init=orthogonal(math.sqrt(2)),
+                bias_init=zeros,
+            )(x)
+            x = layer_norm(x) if self.layer_norm else x
+            x = activations[self.activation](x)
+        x = x.reshape(*leading, math.prod(x.shape[1:]))
+        return dense_layers(self, x if vector is None else jnp.concatenate([x, vector], axis=-1))
+
+
+def make(config: Config, *, observation: PyTree, dtype: jnp.dtype) -> nn.Module:
+    """The torso for observations like `observation`. Raises ConfigError where it has not one image that is large enough."""
+    structs = leaves(observation)
+    images = [struct.shape for struct in structs if len(struct.shape) == 3]
+    if len(images) != 1:
+        shapes = jax.tree.map(lambda struct: struct.shape, observation)
+        raise ConfigError(
+            f"network: cnn needs exactly one image [H, W, C] in the observation; got {shapes}; use network=mlp"
+        )
+    lengths = {name: len(vars(config)[name]) for name in ("features", "kernel_sizes", "strides")}
+    if len(set(lengths.values())) != 1:
+        raise ConfigError(
+            f"network: features, kernel_sizes and strides need one entry for each convolution; got {lengths}"
+        )
+    convolutions = tuple(zip(config.features, config.kernel_sizes, config.strides, strict=True))
+    sides = images[0][:2]
+    for _, window, stride in convolutions:
+        if min(sides) < window:
+            raise ConfigError(f"network.kernel_sizes: {config.kernel_sizes} do not fit into an image of {images[0]}")
+        sides = tuple((side - window) // stride + 1 for side in sides)
+    torso = nn.remat(CNN) if config.remat else CNN
+    return torso(tuple(structs), convolutions, tuple(config.hidden), config.activation, config.layer_norm, dtype)

@@ -1,0 +1,61 @@
+"""Fully connected layers over the flattened observation."""
+
+import math
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rlexp.config import ConfigError, Count, Flag, Host, schema
+from rlexp.networks.base import activations, flatten_obs, layer_norm, leaves
+from rlexp.networks.initializers import orthogonal, zeros
+from rlexp.types import PyTree
+
+
+@schema
+class Config:
+    """A multilayer perceptron."""
+
+    module: Host[str]
+    hidden: list[Count]
+    """Units of each layer; the last is the number of features. [] hands the observation to the heads as it is."""
+    activation: Literal["tanh", "relu", "silu", "gelu"]
+    """Follows each layer, the last one too."""
+    layer_norm: Flag
+    """Normalise each layer's units before the activation."""
+    remat: Flag
+    """Compute the activations again in the backward pass instead of keeping them: less memory, more time."""
+
+
+class MLP(nn.Module):
+    """Observations -> features [..., hidden[-1]]. Kernels start orthogonal with gain sqrt(2), biases at 0."""
+
+    observation: tuple[jax.ShapeDtypeStruct, ...]  # the leaves that are seen; a tuple, so that the module can be hashed
+    hidden: tuple[int, ...]
+    activation: str
+    layer_norm: bool
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, obs: PyTree) -> Float[Array, "*N F"]:
+        return dense_layers(self, flatten_obs(obs, self.observation, dtype=self.dtype))
+
+
+def dense_layers(module: nn.Module, x: Float[Array, "*N F"]) -> Float[Array, "*N G"]:
+    """The layers `module.hidden`, made inside the compact method of `module`."""
+    for units in module.hidden:
+        x = nn.Dense(units, dtype=module.dtype, kernel_init=orthogonal(math.sqrt(2)), bias_init=zeros)(x)
+        x = layer_norm(x) if module.layer_norm else x
+        x = activations[module.activation](x)
+    return x
+
+
+def make(config: Config, *, observation: PyTree, dtype: jnp.dtype) -> nn.Module:
+    """The torso for observations like `observation`. Raises ConfigError where there is nothing to see."""
+    structs = leaves(observation)
+    if not structs:
+        raise ConfigError(f"network: mlp needs an observation; got {observation}")
+    torso = nn.remat(MLP) if config.remat else MLP
+    return torso(tuple(structs), tuple(config.hidden), config.activation, config.layer_norm, dtype)

@@ -1,0 +1,86 @@
+"""Distributions of actions: pytrees of float32 arrays, any number of leading axes, the last axis is the event's."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rlexp.types import Key
+
+# Log-weight of a forbidden action. Finite, so that 0 · log 0 is 0 and no gradient is NaN; exp of it is exactly 0.
+_FORBIDDEN = -1e9
+
+
+class Categorical(NamedTuple):
+    """Actions 0 … A-1, given by unnormalised log-probabilities."""
+
+    logits: Float[Array, "*N A"]
+
+    def mode(self) -> Int[Array, "*N"]:
+        """The most likely action; the first of equals."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def sample(self, key: Key) -> Int[Array, "*N"]:
+        """One draw for each leading index."""
+        return jax.random.categorical(key, self.logits, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, action: Int[Array, "*N"]) -> Float[Array, "*N"]:
+        """Natural logarithm of the action's probability."""
+        log_probs = _log_softmax(self.logits)
+        assert action.shape == log_probs.shape[:-1], f"expected shape {log_probs.shape[:-1]}, got {action.shape}"
+        chosen = jnp.arange(log_probs.shape[-1], dtype=action.dtype) == action[..., None]
+        return jnp.sum(jnp.where(chosen, log_probs, 0.0), axis=-1)  # not a gather: its gradient would be a slow scatter
+
+    def entropy(self) -> Float[Array, "*N"]:
+        """In nats."""
+        log_probs = _log_softmax(self.logits)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+class DiagonalNormal(NamedTuple):
+    """Real vectors with independent entries. `log_std` is of the mean's shape, or [D] for all."""
+
+    mean: Float[Array, "*N D"]
+    log_std: Float[Array, "*#N D"]
+
+    def mode(self) -> Float[Array, "*N D"]:
+        """The mean."""
+        return self.mean
+
+    def sample(self, key: Key) -> Float[Array, "*N D"]:
+        """One draw for each leading index."""
+        noise = jax.random.normal(key, self.mean.shape, jnp.float32)
+        return self.mean + jnp.exp(self._log_std()) * noise
+
+    def log_prob(self, action: Float[Array, "*N D"]) -> Float[Array, "*N"]:
+        """Natural logarithm of the density at the action, summed over its entries."""
+        log_std = self._log_std()
+        assert action.shape == self.mean.shape, f"expected shape {self.mean.shape}, got {action.shape}"
+        z = (action - self.mean) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * jnp.square(z) - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self) -> Float[Array, "*N"]:
+        """In nats, summed over the entries."""
+        return jnp.sum(self._log_std() + 0.5 * (1 + math.log(2 * math.pi)), axis=-1)
+
+    def _log_std(self) -> Float[Array, "*N D"]:
+        assert self.mean.dtype == jnp.float32, f"expected float32, got {self.mean.dtype}"
+        assert self.log_std.dtype == jnp.float32, f"expected float32, got {self.log_std.dtype}"
+        return jnp.broadcast_to(self.log_std, self.mean.shape)
+
+
+def masked(logits: Float[Array, "*N A"], mask: Bool[Array, "*N A"]) -> Categorical:
+    """A Categorical that gives probability 0 to the actions whose mask is False.
+
+    If all of a row's actions are forbidden, they are equally likely, for lack of anything better.
+    """
+    assert mask.dtype == jnp.bool_, f"expected a bool mask, got {mask.dtype}"
+    assert mask.shape == logits.shape, f"expected shape {logits.shape}, got {mask.shape}"
+    return Categorical(jnp.where(mask, logits, _FORBIDDEN))
+
+
+def _log_softmax(logits: Float[Array, "*N A"]) -> Float[Array, "*N A"]:
+    assert logits.dtype == jnp.float32, f"expected float32, got {logits.dtype}"
+    return jax.nn.log_softmax(logits, axis=-1)

@@ -1,0 +1,132 @@
+"""The compiled programs of a pack: init, chunk, evaluate. Each is compiled once, ahead of time.
+
+Every argument and result has the members as its first axis. Members differ in data only: seed, hyperparameters and
+environment parameters.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.evaluate import Episodes, evaluate
+from rlexp.experiment import Experiment
+from rlexp.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
+from rlexp.types import Mean, Metrics, PyTree
+
+
+class Run(NamedTuple):
+    """A whole run: what is checkpointed, vmapped, sharded and donated."""
+
+    state: PyTree
+    data: PyTree
+
+
+class Program(NamedTuple):
+    """What the trainer calls."""
+
+    init: Callable[[], Run]
+    chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
+    evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
+    compile_s: float
+
+
+class Traced(NamedTuple):
+    """A pack before compilation: enough to restore a checkpoint."""
+
+    abstract_run: Run  # shapes, types and shardings
+    compile: Callable[[], Program]
+
+
+# Streams of a seed: a new one never reshuffles the others.
+_TRAIN, _EVALUATE = 0, 1
+
+
+def update_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[Run, Metrics]:
+    """Collect, learn, report: one step of the training loop, of one member."""
+    algorithm, source = experiment.algorithm, experiment.source_of(experiment.env_params)
+    data, batch, metrics = collect(layout, source)(run.data, algorithm.policy(run.state, True))
+    state, updates = jax.lax.scan(algorithm.update, run.state, batch)
+    if updates.priority is not None:
+        data = feed_back(layout, source)(data, batch, updates.priority)
+    return Run(state, data), metrics | jax.tree.map(jnp.sum, updates.metrics)
+
+
+def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
+    """Experiments may differ in seed, hp and environment parameters only."""
+    lead = experiments[0]
+    greedy = lead.config.eval.mode == "greedy"
+    member_data = jax.device_put(
+        (
+            np.array([e.config.seed for e in experiments], np.uint32),
+            _stack([e.hp for e in experiments]),
+            _stack([e.env_params for e in experiments]),
+        ),
+        layout.member_sharding,
+    )
+
+    def init_one(seed: jax.Array, hp: PyTree, env_params: PyTree) -> Run:
+        state_key, data_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), _TRAIN))
+        state = lead.algorithm.init(state_key, hp)
+        policy = lead.algorithm.policy(state, True)
+        return Run(state, init_shards(layout, lead.source_of(env_params))(data_key, policy))
+
+    def chunk_one(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
+        shapes = jax.eval_shape(lambda r: update_once(lead, layout, r)[1], run)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+        def body(_: Any, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
+            run, total = carry
+            run, metrics = update_once(lead, layout, run)
+            return run, jax.tree.map(jnp.add, total, metrics)
+
+        return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
+
+    def evaluate_one(state: PyTree, seed: jax.Array, env_params: PyTree, update: jax.Array) -> Episodes:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _EVALUATE), update)
+        policy = lead.algorithm.policy(state, not greedy)
+        env, num_episodes = lead.env_of(env_params), lead.config.eval.num_episodes
+        return evaluate(env, lead.algorithm, policy, key, num_episodes=num_episodes)
+
+    def chunk_all(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
+        # one trip count for all members: a batched one would make every carry a select
+        return over_members(layout, lambda r: chunk_one(r, num_updates))(run)
+
+    def evaluate_all(state: PyTree, update: jax.Array, seeds: jax.Array, hp: PyTree, env_params: PyTree) -> Episodes:
+        del hp
+        return over_members(layout, lambda s, k, p: evaluate_one(s, k, p, update))(state, seeds, env_params)
+
+    init_all = over_members(layout, init_one)
+    shapes = jax.eval_shape(init_all, *member_data)
+    shardings = run_shardings(layout, shapes)
+    abstract_run = jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+
+    def compile_all() -> Program:
+        began = time.perf_counter()
+        count = jax.ShapeDtypeStruct((), jnp.int32)
+        per_member = layout.member_sharding
+        init = jax.jit(init_all, out_shardings=shardings).lower(*member_data).compile()
+        chunk = jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member)).lower(abstract_run, count).compile()
+        play = jax.jit(evaluate_all, out_shardings=per_member).lower(abstract_run.state, count, *member_data).compile()
+        return Program(
+            init=lambda: init(*member_data),
+            chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
+            evaluate=lambda run, update: play(run.state, np.int32(update), *member_data),
+            compile_s=time.perf_counter() - began,
+        )
+
+    return Traced(abstract_run, compile_all)
+
+
+def mean(metric: Mean) -> np.ndarray:
+    """Sum over count of each member, float64; NaN where nothing was counted, inf where the sum is not finite."""
+    total, count = np.asarray(metric.sum, np.float64), np.asarray(metric.count, np.float64)
+    average = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return np.where(np.isfinite(total) & np.isfinite(count), average, np.inf)
+
+
+def _stack(trees: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *xs: np.array(xs, np.float32), *trees)

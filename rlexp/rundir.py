@@ -1,0 +1,135 @@
+"""The run directory: who may write into it, what a run leaves there besides metrics and checkpoints, and how it is found."""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from omegaconf import OmegaConf
+
+from rlexp.config import ConfigError
+
+PACKAGES = ("rlexp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "hydra-core", "omegaconf", "gymnax", "numpy", "wandb")
+
+
+def new_id() -> str:
+    """Eight hex digits: names the run in its directory and in W&B."""
+    return secrets.token_hex(4)
+
+
+def id_of(run_dir: Path) -> str:
+    """The id of the run in a directory; a new directory's is the end of its name, where that is an id."""
+    known = read_json(run_dir / "environment.json")
+    if known:
+        return known["run_id"]
+    match = re.search(r"-([0-9a-f]{8})$", run_dir.name)
+    return match[1] if match else new_id()
+
+
+def is_run(run_dir: Path) -> bool:
+    """Whether a run has been here."""
+    return (run_dir / "environment.json").exists()
+
+
+def find(resume: str, output_root: Path) -> Path:
+    """The run directory that `resume` names: a path, or the id of a run under the output root.
+
+    Raises:
+      ConfigError: there is none, or it holds no run.
+    """
+    path = Path(resume)
+    if path.is_dir():
+        if is_run(path):
+            return path.resolve()
+        raise ConfigError(f"resume: {resume!r} is a directory without a run in it (no environment.json)")
+    if re.fullmatch(r"[0-9a-z]{8}", resume):
+        for found in sorted(output_root.glob("**/environment.json")):
+            if (read_json(found) or {}).get("run_id") == resume:
+                return found.parent.resolve()
+        raise ConfigError(f"resume: no run with the id {resume!r} under output_root {str(output_root)!r}")
+    raise ConfigError(f"resume: {resume!r} is neither a run directory nor a run's id; allowed: auto, a run directory, a W&B id")
+
+
+def create(run_dir: Path) -> None:
+    """Makes the directory, or tells in one line why it cannot be."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        probe = run_dir / f".write-{new_id()}"
+        probe.write_text("x")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"output_root: cannot write to {str(run_dir)!r}: {error.strerror}") from error
+
+
+def lock(run_dir: Path) -> IO[str]:
+    """Held while the returned file is open. Two processes in one run directory would lose each other's lines."""
+    file = open(run_dir / ".lock", "w")  # noqa: SIM115: open for the run's whole life
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(f"hydra.run.dir: another process is running in {str(run_dir)!r}") from error
+    return file
+
+
+def describe(run_dir: Path, *, run_id: str, node: dict[str, Any], overrides: Sequence[str], devices: Sequence[Any]) -> None:
+    """Writes config.yaml, overrides.yaml and environment.json; a resumed run adds a line to the list of its starts."""
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(node)))
+    (run_dir / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
+    start = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
+        "git": _git(),
+    }
+    known = read_json(run_dir / "environment.json") or {"starts": []}
+    write_json(run_dir / "environment.json", {"run_id": run_id, **start, "starts": [*known["starts"], start]})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(part, path)
+
+
+def read_json(path: Path) -> Any:
+    """None where there is no such file, or it is no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the code that runs, and whether it was changed since; None outside a repository."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *args], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,266 @@
+"""The training loop: chunks of compiled updates, and what happens between them. One loop for all algorithms and packs.
+
+    dispatch chunk k+1 · fetch and log the metrics of chunk k · at a checkpoint: wait, look at the metrics, save · stop?
+
+A chunk ends at the next evaluation, metric line or checkpoint, whichever comes first. These boundaries depend on the update
+count alone, so a resumed run has the same ones as an undisturbed run.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlexp import hardware, program, rundir
+from rlexp.evaluate import Episodes
+from rlexp.experiment import Experiment, resume_fingerprint
+from rlexp.layout import Layout
+from rlexp.loggers import RunInfo
+from rlexp.program import Run
+from rlexp.stop import Stop
+from rlexp.types import Metrics
+
+
+class Member(NamedTuple):
+    """One run of a pack, and where it leaves its results."""
+
+    experiment: Experiment
+    dir: Path
+    run_id: str
+
+
+class Resume(NamedTuple):
+    """The run directory whose checkpoint to start from."""
+
+    dir: Path
+    what: str  # all: go on where it was; learner or params: start anew with what it learnt
+
+
+class Diverged(RuntimeError):
+    """A metric is not finite. The last good checkpoint is kept."""
+
+
+class Chunk(NamedTuple):
+    """A chunk that was dispatched, and whose metrics are still on the device."""
+
+    update: int  # at its end
+    num_updates: int
+    metrics: Metrics
+    episodes: Episodes | None  # of the evaluation at its end
+
+
+def layout_of(members: Sequence[Experiment]) -> Layout:
+    """The mesh of the hardware profile, with a pack on it. Raises ConfigError where the devices are not there."""
+    lead = members[0]
+    mesh = hardware.make(lead.config.hardware)
+    return Layout(mesh, lead.num_shards, len(members), tuple(lead.config.hardware.param_rules))
+
+
+def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None = None) -> list[dict[str, Any]]:
+    """Trains the members as one program; gives each one's summary, which is written to its directory too.
+
+    Raises:
+      ConfigError: the devices or the checkpoint do not fit.
+      Diverged: a metric is not finite.
+      OSError: metrics or a checkpoint cannot be written.
+    """
+    lead, config = members[0].experiment, members[0].experiment.config
+    checkpoint = lead.part("checkpoint")
+    traced = program.trace([m.experiment for m in members], layout_of([m.experiment for m in members]))
+
+    # 1. Where to start: at update 0, or at the newest sound checkpoint.
+    warnings: list[str] = []
+    restored = None
+    if resume and resume.what == "all":
+        restored = checkpoint.restore(resume.dir / "checkpoints", traced.abstract_run, warn=warnings.append)
+    first_update, earlier_wall_s = (restored.update, restored.meta["wall_s"]) if restored else (0, 0.0)
+    first_env_steps = lead.env_steps(first_update) if restored else 0
+    for member in members:
+        (member.dir / "summary.json").unlink(missing_ok=True)  # it says how the run ended, and the run goes on
+    infos = [
+        RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s) for m in members
+    ]
+    loggers, progress = lead.part("logger").make(config.logger, infos)
+    for text in warnings:
+        progress.warn(text)
+    for text in _notices(lead, restored):
+        progress.note(text)
+
+    summary: dict[str, Any] = {
+        "status": "failed",
+        "env_steps": first_env_steps,
+        "env_steps_per_second": None,
+        "compile_s": None,
+        "resumed_from": first_env_steps if restored else None,
+    }
+    objectives: list[float | None] = restored.meta["objectives"] if restored else [None] * len(members)
+    saver = None
+    try:
+        # 2. Compile, once.
+        progress.note(f"compiling {config.algo.module} for {lead.spec.name}; this can take a minute")
+        compiled = traced.compile()
+        summary["compile_s"] = compiled.compile_s
+        progress.note(f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps")
+        run = _with_total(restored.run, lead) if restored else compiled.init()
+        if resume and resume.what != "all":
+            found = checkpoint.restore_into(resume.dir / "checkpoints", run, what=resume.what, warn=progress.warn)
+            run = found.run if found else run
+        del restored
+        saver = checkpoint.make(config.checkpoint, members[0].dir / "checkpoints")
+
+        began = fetched = saved = time.perf_counter()
+        update, saved_update, pending = first_update, first_update, None
+
+        def report(chunk: Chunk) -> None:
+            """Fetches and logs a chunk; raises Diverged, after the line is written."""
+            nonlocal fetched
+            jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
+            now = time.perf_counter()
+            seconds, fetched = now - fetched, now
+            env_steps = lead.env_steps(chunk.update)
+            values = _values(jax.device_get(chunk))
+            values["throughput/env_steps_per_second"] = np.full(
+                len(members), chunk.num_updates * lead.env_steps_per_update / seconds
+            )
+            values["time/chunk_s"] = np.full(len(members), seconds)
+            wall_s = earlier_wall_s + now - began
+            rows = [
+                {"env_steps": env_steps, "wall_s": wall_s} | {k: _finite_or_none(v[i]) for k, v in values.items()}
+                for i in range(len(members))
+            ]
+            for logger, row in zip(loggers, rows, strict=True):
+                logger.log(row)
+            progress.log(rows)
+            summary["env_steps"] = env_steps
+            for name, value in values.items():
+                if np.isinf(value).any():
+                    raise Diverged(f"{name} is not finite at {env_steps:,} environment steps")
+            if chunk.episodes is not None:
+                objectives[:] = [row["eval/return_mean"] for row in rows]
+
+        def save() -> None:
+            nonlocal saved, saved_update
+            meta = {
+                "update": update,
+                "env_steps": lead.env_steps(update),
+                "wall_s": earlier_wall_s + time.perf_counter() - began,
+                "objectives": objectives,
+                "total_updates": lead.total_updates,
+                "num_shards": lead.num_shards,
+                "members": [{"run_id": m.run_id, "fingerprint": resume_fingerprint(m.experiment)} for m in members],
+            }
+            for logger in loggers:
+                logger.sync()  # no checkpoint without the lines before it
+            known = [x for x in objectives if x is not None]
+            saver.save(update, run, meta, float(np.mean(known)) if known else None)
+            saved, saved_update = time.perf_counter(), update
+
+        # 3. Train.
+        while update < lead.total_updates and stop.reason is None:
+            boundary = _next_boundary(lead, update)
+            run, metrics = compiled.chunk(run, boundary - update)
+            episodes = compiled.evaluate(run, boundary) if _evaluation_due(lead, boundary) else None
+            chunk = Chunk(boundary, boundary - update, metrics, episodes)
+            update = boundary
+            if pending:
+                report(pending)  # while the device works on this chunk
+            pending = chunk
+            if _checkpoint_due(config.checkpoint, update, time.perf_counter() - saved):
+                report(pending)  # first see that it is sound
+                pending = None
+                save()
+        if pending:
+            report(pending)
+
+        # 4. Leave everything as it should be found.
+        if update > saved_update:
+            save()
+        saver.wait()
+        for member, logger in zip(members, loggers, strict=True):
+            logger.checkpoint(member.dir / "checkpoints", lead.env_steps(update))
+        elapsed = time.perf_counter() - began
+        summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
+        summary["status"] = "finished" if update >= lead.total_updates else "stopped"
+        if stop.reason and summary["status"] == "stopped":
+            progress.note(f"stopped by {stop.reason} and saved; go on with: python -m rlexp resume={members[0].dir}")
+    except BaseException as error:
+        summary["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise
+    finally:
+        summaries = [
+            {"status": summary["status"], "objective": objective, **summary} for objective in objectives
+        ]
+        if saver is not None:
+            saver.close()
+        for member, logger, one in zip(members, loggers, summaries, strict=True):
+            logger.close(one)
+            rundir.write_json(member.dir / "summary.json", one)
+        progress.close()
+    return summaries
+
+
+def _next_boundary(experiment: Experiment, update: int) -> int:
+    """The update at which the next chunk ends."""
+    config, candidates = experiment.config, [experiment.total_updates]
+    for every in (config.eval.every_env_steps, config.logger.every_env_steps):
+        if every:
+            target = (experiment.env_steps(update) // every + 1) * every
+            candidates.append(-(-(target - experiment.prefill_env_steps) // experiment.env_steps_per_update))
+    if every := config.checkpoint.every_updates:
+        candidates.append((update // every + 1) * every)
+    return min(candidates)
+
+
+def _evaluation_due(experiment: Experiment, update: int) -> bool:
+    every = experiment.config.eval.every_env_steps
+    crossed = every and experiment.env_steps(update) // every > experiment.env_steps(update - 1) // every
+    return bool(crossed) or update == experiment.total_updates
+
+
+def _checkpoint_due(config: Any, update: int, seconds: float) -> bool:
+    if config.every_updates:
+        return update % config.every_updates == 0
+    return config.every_minutes is not None and seconds >= 60 * config.every_minutes
+
+
+def _values(chunk: Chunk) -> dict[str, np.ndarray]:
+    """{metric: float64 [members]}, evaluation first; NaN where nothing was counted, inf where a number is not finite."""
+    values = {}
+    if chunk.episodes is not None:
+        returns = np.asarray(chunk.episodes.episode_return, np.float64)
+        values["eval/return_mean"] = returns.mean(axis=1)
+        values["eval/return_std"] = returns.std(axis=1)
+        values["eval/length_mean"] = np.asarray(chunk.episodes.length, np.float64).mean(axis=1)
+    values = {name: np.where(np.isfinite(x), x, np.inf) for name, x in values.items()}
+    return values | {name: program.mean(metric) for name, metric in sorted(chunk.metrics.items(), key=_section)}
+
+
+def _section(item: tuple[str, Any]) -> tuple[int, str]:
+    order = {"train": 0, "loss": 1, "env": 2}
+    return order.get(item[0].split("/")[0], 3), item[0]
+
+
+def _finite_or_none(x: float) -> float | None:
+    return float(x) if np.isfinite(x) else None
+
+
+def _with_total(run: Run, experiment: Experiment) -> Run:
+    """A continued run may have a new total, which schedules read from hp."""
+    hp = run.state.hp
+    total = np.full_like(hp["total_updates"], experiment.hp["total_updates"])
+    hp = hp | {"total_updates": jax.device_put(total, hp["total_updates"].sharding)}
+    return run._replace(state=run.state._replace(hp=hp))
+
+
+def _notices(experiment: Experiment, restored: Any) -> list[str]:
+    asked, total = experiment.config.total_env_steps, experiment.total_env_steps
+    notices = [f"total_env_steps {asked:,} is rounded up to {total:,}: whole updates"] if total != asked else []
+    if restored:
+        notices.append(f"resumed at {restored.meta['env_steps']:,} environment steps")
+        if restored.meta["total_updates"] != experiment.total_updates:
+            before = experiment.env_steps(restored.meta["total_updates"])
+            notices.append(f"total_env_steps {before:,} -> {total:,}: annealed schedules follow the new total from here")
+    return notices

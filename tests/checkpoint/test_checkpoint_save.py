@@ -1,0 +1,237 @@
+"""Writing checkpoints: what is in them, which are kept, donation, and disks that are full."""
+
+import logging
+import os
+import resource
+import sys
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlexp import checkpoint
+
+
+def steps(directory):
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal())
+
+
+def test_round_trip_is_bitwise(tmp_path, tools):
+    run = tools.build_run(7)
+    odd = run.data["env"][1].at[0].set(-1)
+    weird = jnp.full((4, 3), jnp.nan).at[:, 0].set(-0.0).at[:, 1].set(jnp.inf)
+    run = run._replace(data=run.data | {"env": (run.data["env"][0], odd, None), "weird": weird})
+    checkpointer = checkpoint.make(tools.config(), tmp_path / "new" / "checkpoints")
+    meta = {"env_steps": 12345678901, "wall_s": 0.1, "fingerprint": {"algo.hp.lr": 3e-4}, "wandb": None, "ids": ["a", "b"]}
+    checkpointer.save(7, run, meta, 1.5)
+    checkpointer.close()
+    restored = checkpoint.restore(tmp_path / "new" / "checkpoints", tools.abstract(run), warn=tools.never)
+    assert restored is not None
+    assert (restored.update, restored.meta) == (7, meta)
+    assert tools.same(restored.run, run)
+    assert restored.run.state.key.dtype == jax.random.key(0).dtype
+    assert {type(x) for x in jax.tree.leaves(restored.run)} == {type(x) for x in jax.tree.leaves(run)}
+
+
+def test_an_update_is_saved_once(tmp_path, tools):
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    checkpointer.save(3, tools.build_run(3), {"first": True}, None)
+    checkpointer.save(3, tools.build_run(4), {"first": False}, None)
+    checkpointer.close()
+    again = checkpoint.make(tools.config(), tmp_path)  # another process, which has just restored it
+    again.save(3, tools.build_run(5), {"first": False}, None)
+    again.close()
+    restored = checkpoint.restore(tmp_path, tools.abstract(tools.build_run()), warn=tools.never)
+    assert restored.meta == {"first": True}
+    assert tools.same(restored.run, tools.build_run(3))
+    assert os.listdir(tmp_path) == ["3"]
+
+
+def test_the_caller_may_change_its_meta_at_once(tmp_path, tools):
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    meta = {"seen": [1]}
+    checkpointer.save(1, tools.build_run(1), meta, None)
+    meta["seen"].append(2)
+    checkpointer.close()
+    assert checkpoint.latest_meta(tmp_path) == {"seen": [1]}
+
+
+def test_what_is_kept(tmp_path, tools):
+    run = tools.build_run()
+    checkpointer = checkpoint.make(tools.config(keep_last=2, keep_best=1), tmp_path)
+    for update, metric in [(1, 5.0), (2, 9.0), (3, float("nan")), (4, None), (5, 2.0), (6, -1.0)]:
+        checkpointer.save(update, run, {}, metric)
+    checkpointer.close()
+    assert steps(tmp_path) == [2, 5, 6]
+    again = checkpoint.make(tools.config(keep_last=1, keep_best=2), tmp_path)  # metrics outlive the process
+    again.save(7, run, {}, 9.0)
+    again.save(8, run, {}, 3.0)
+    again.close()
+    assert steps(tmp_path) == [2, 7, 8]
+    none_best = checkpoint.make(tools.config(keep_last=1, keep_best=0), tmp_path)
+    none_best.save(9, run, {}, 1.0)
+    none_best.close()
+    assert steps(tmp_path) == [9]
+
+
+def test_of_equal_metrics_the_later_is_kept(tmp_path, tools):
+    checkpointer = checkpoint.make(tools.config(keep_last=1, keep_best=1), tmp_path)
+    for update, metric in [(1, 5.0), (2, 5.0), (3, 0.0)]:
+        checkpointer.save(update, tools.build_run(), {}, metric)
+    checkpointer.close()
+    assert steps(tmp_path) == [2, 3]
+
+
+def test_the_donated_run_goes_on_at_once(tmp_path, tools):
+    """4 MB and more a leaf: the writing is still under way while the buffers are overwritten."""
+    run = tools.build_run(1, width=1024, capacity=200_000)
+    run = run._replace(data=run.data | {"noise": jax.random.normal(jax.random.key(5), (4, 500_000))})
+    before = tools.host(run)
+
+    def change(x):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.vmap(lambda k: jax.random.fold_in(k, 1))(x)
+        return ~x if x.dtype == jnp.bool_ else x + jnp.ones((), x.dtype)
+
+    step = jax.jit(lambda run: jax.tree.map(change, run), donate_argnums=0).lower(run).compile()
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    checkpointer.save(1, run, {}, None)
+    donated = jax.tree.leaves(run)
+    for _ in range(50):
+        run = step(run)
+    assert all(x.is_deleted() for x in donated if x.dtype == jnp.float32)  # donation did happen
+    checkpointer.save(2, run, {}, None)
+    checkpointer.close()
+    saved = tmp_path / "1"
+    (tmp_path / "2").rename(tmp_path / "later")
+    restored = checkpoint.restore(tmp_path, tools.abstract(run), warn=tools.never)
+    assert saved.is_dir() and restored.update == 1
+    assert tools.host(restored.run) == before
+    assert tools.host(run) != before
+
+
+def test_a_restored_run_fits_the_compiled_program(tmp_path, tools):
+    """No recompilation, no refusal: the same program runs the fresh and the restored Run, and donates both."""
+    run = tools.build_run(1)
+
+    def advance(run):
+        key = jax.vmap(lambda k: jax.random.fold_in(k, 1))(run.state.key)
+        noise = jax.vmap(lambda k: jax.random.normal(k, (3, 8)))(key)
+        torso = run.state.params["torso"]
+        params = run.state.params | {"torso": ({"kernel": torso[0]["kernel"] + noise}, torso[1])}
+        return run._replace(state=run.state._replace(params=params, key=key, step=run.state.step + 1))
+
+    compiled = jax.jit(advance, donate_argnums=0).lower(tools.abstract(run)).compile()
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    checkpointer.save(1, run, {}, None)
+    checkpointer.close()
+    straight = compiled(compiled(run))
+    restored = checkpoint.restore(tmp_path, tools.abstract(straight), warn=tools.never)
+    weak = [x.aval.weak_type for x in jax.tree.leaves(restored.run.state.params)]
+    resumed = compiled(compiled(restored.run))
+    assert not any(weak)
+    assert tools.same(straight, resumed)
+    counted = jax.jit(advance)
+    counted(tools.build_run(1))
+    counted(checkpoint.restore(tmp_path, tools.abstract(straight), warn=tools.never).run)
+    assert counted._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [np.float32(1), np.ones(3), 1.0, "text", np.zeros((4,), jax.dtypes.float0), jnp.zeros((4, 0))],
+    ids=["numpy scalar", "numpy array", "number", "string", "float0", "empty"],
+)
+def test_leaves_that_cannot_be_saved(tmp_path, tools, leaf):
+    run = tools.build_run()
+    run = run._replace(data={"rollout": (run.data, {"odd": leaf})})
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    with pytest.raises(ValueError, match=r"^data\.rollout\.1\.odd: .* cannot be saved"):
+        checkpointer.save(1, run, {}, None)
+    checkpointer.close()
+    assert steps(tmp_path) == []
+
+
+def test_meta_must_be_json(tmp_path, tools):
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    with pytest.raises(TypeError, match="JSON"):
+        checkpointer.save(1, tools.build_run(), {"config": object()}, None)
+    checkpointer.close()
+    assert steps(tmp_path) == []
+
+
+def test_off_writes_nothing(tmp_path, tools):
+    checkpointer = checkpoint.make(tools.config(enabled=False), tmp_path / "checkpoints")
+    checkpointer.save(1, tools.build_run(), {}, None)
+    checkpointer.wait()
+    checkpointer.close()
+    assert os.listdir(tmp_path) == []
+
+
+@contextmanager
+def files_of_at_most(size):
+    """What a full disk does: writing fails with an OSError, in whichever thread."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("surfaces_at", ["wait", "save", "close"])
+def test_a_full_disk(tmp_path, tools, surfaces_at, capfd):
+    run, bigger = tools.build_run(1), tools.build_run(2, capacity=20_000)
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    checkpointer.save(1, run, {}, None)
+    checkpointer.wait()
+    with files_of_at_most(100_000):
+        with pytest.raises(OSError) as error:
+            checkpointer.save(2, bigger, {}, None)
+            if surfaces_at == "wait":
+                checkpointer.wait()
+            if surfaces_at == "save":
+                checkpointer.save(3, bigger, {}, None)
+            if surfaces_at == "close":
+                checkpointer.close()
+        if surfaces_at != "close":
+            checkpointer.wait()  # told once
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+    assert "File too large" in str(error.value)
+    restored = checkpoint.restore(tmp_path, tools.abstract(run), warn=tools.never)
+    assert restored.update == 1
+    assert tools.same(restored.run, run)
+    if surfaces_at != "close":  # the disk has room again
+        checkpointer.save(2, run, {"late": True}, None)
+        checkpointer.close()
+        assert checkpoint.latest_meta(tmp_path) == {"late": True}
+    checkpoint.make(tools.config(), tmp_path).close()
+    assert not [p for p in tmp_path.iterdir() if "tmp" in p.name]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_directory_that_cannot_be_made(tmp_path, tools):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        checkpoint.make(tools.config(), tmp_path / "file" / "checkpoints")
+
+
+def test_orbax_says_nothing(tmp_path, tools, capfd, caplog):
+    caplog.set_level(logging.DEBUG)  # as under Hydra, whose root logger writes what it gets
+    logging.getLogger("absl").setLevel(logging.DEBUG)
+    try:
+        tools.save(tmp_path, 1, 2, 3, 4, 5)
+        checkpoint.restore(tmp_path, tools.abstract(tools.build_run()), warn=tools.never)
+    finally:
+        logging.getLogger("absl").setLevel(logging.NOTSET)
+    assert [r.getMessage() for r in caplog.records if "orbax" in r.pathname] == []
+    assert capfd.readouterr() == ("", "")
+    assert "absl" in sys.modules
+
+
+def test_size_bytes(tools):
+    run = {"a": jnp.zeros((4, 3)), "b": jnp.zeros((2,), jnp.bfloat16), "c": jnp.zeros((5,), bool), "k": jax.random.key(0)}
+    assert checkpoint.size_bytes(run) == 48 + 4 + 5 + 8
+    assert checkpoint.size_bytes(tools.abstract(run)) == 65

@@ -1,0 +1,74 @@
+"""What every test runs under: strict types, checked shapes, four virtual devices, warnings as errors, no silent skips.
+
+The timeout, the markers and the warnings that are let through are in pyproject.toml.
+"""
+
+import os
+from pathlib import Path
+
+# Before anything imports JAX, W&B or matplotlib, and inherited by the processes that tests start.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("WANDB_SILENT", "true")
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SLOW_TIMEOUT_S = 900
+
+# In CI a skip is a failure, unless its test is named here: {start of the node id: why it may be skipped}.
+EXPECTED_SKIPS: dict[str, str] = {}
+NO_SKIPS = os.environ.get("CI_NO_SKIPS") == "1"
+
+# A mixture of types, or a weak type that decides, is an error.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+# So that a mesh can have 1, 2 or 4 devices; a program without a mesh runs on the first.
+jax.config.update("jax_num_cpu_devices", 4)
+
+# Makes a second run of the tests fast. JAX does not write an entry in one piece, so no two processes share a folder.
+_worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".pytest_cache" / "jax" / _worker))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+# The shapes and types in annotations are checked at every call of a function of ours.
+jaxtyping.install_import_hook("rlexp", "beartype.beartype")
+
+# Compiling makes the first example slow. In CI the examples are the same each time.
+hypothesis.settings.register_profile(
+    "rlexp", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.register_profile("rlexp-ci", hypothesis.settings.get_profile("rlexp"), derandomize=True)
+hypothesis.settings.load_profile("rlexp-ci" if os.environ.get("CI") else "rlexp")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test has its own default timeout."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+
+
+def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    expected_failure = "wasxfail" in vars(report)
+    if NO_SKIPS and report.skipped and not expected_failure and not report.nodeid.startswith(tuple(EXPECTED_SKIPS)):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: a skip that EXPECTED_SKIPS in tests/conftest.py does not allow: {reason}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport():
+    report = yield
+    _forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report():
+    report = yield
+    _forbid_skip(report)
+    return report
