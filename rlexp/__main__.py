@@ -5,7 +5,7 @@ Exit codes: 0 finished or stopped; 1 failed; 2 bad input, told in one line, with
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +40,12 @@ def check(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Job,
     run_dir = Path(directory).absolute()
     if config.resume == "auto":
         resume_dir = run_dir if rundir.is_run(run_dir) else None
-    elif config.run == "train" and (run_dir != resume_dir) and rundir.is_run(run_dir):
+    elif rundir.is_run(run_dir) and not (config.run == "train" and run_dir == resume_dir):
         raise ConfigError(f"hydra.run.dir: {directory!r} holds a run already; resume=auto goes on with it")
-    if config.run != "train" and resume_dir is None:
-        raise ConfigError(f"resume: run={config.run} needs a trained run: resume=<run directory or id>")
+    if config.run == "eval" and resume_dir is None:
+        raise ConfigError(
+            "resume: null is not allowed with run=eval; expected the directory or the id of a trained run"
+        )
 
     from rlexp import session  # JAX is imported only now: bad input is answered at once
 
@@ -57,7 +59,9 @@ def _resumed(overrides: Sequence[str], config_dir: str | None) -> tuple[Path | N
     name = given.get("resume", "null").strip("'\"")
     if name in ("auto", "null", ""):
         return None, list(overrides)
-    node, _ = compose.compose_node([o for o in overrides if compose.override_key(o) in ("output_root", "resume")], config_dir)
+    node, _ = compose.compose_node(
+        [o for o in overrides if compose.override_key(o) in ("output_root", "resume")], config_dir
+    )
     resume_dir = rundir.find(node["resume"], Path(node["output_root"]))
     saved = OmegaConf.to_container(OmegaConf.load(resume_dir / "overrides.yaml"))
     assert isinstance(saved, list)
@@ -83,7 +87,7 @@ def main() -> None:
                 check(overrides, args.config_dir)
             return _hydra(_job_of_a_sweep)
         job, experiment = check(args.overrides, args.config_dir)
-        rundir.create(job.run_dir)
+        fresh = rundir.create(job.run_dir)
         held = rundir.lock(job.run_dir)
     except ConfigError as error:
         _fail(error, 2)
@@ -99,7 +103,7 @@ def main() -> None:
         return session.run(experiment, job.run_dir, job.resume_dir, [o for o in rest if not o.startswith("hydra.")])
 
     with held:
-        _hydra(run)
+        _hydra(run, undo=lambda: rundir.remove(fresh))
 
 
 def _job_of_a_sweep(config: DictConfig) -> Any:
@@ -126,7 +130,7 @@ def _sweep(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
-def _hydra(task: Any) -> None:
+def _hydra(task: Any, undo: Callable[[], None] = lambda: None) -> None:
     """Hydra's own main. What our task raises is told here, since Hydra would wrap it in lines of its own."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     compose.register_resolvers()
@@ -136,7 +140,8 @@ def _hydra(task: Any) -> None:
 
         try:
             return task(config)
-        except ConfigError as error:
+        except ConfigError as error:  # only the devices or the checkpoint could tell
+            undo()
             _fail(error, 2)
         except EXPECTED as error:
             _fail(remedy(error), 1)

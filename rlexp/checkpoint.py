@@ -6,16 +6,21 @@ whole or not at all. The checksums are compared before anything is read, since O
 flipped bit, and for a truncated file prints tracebacks from its threads.
 """
 
+import asyncio
 import contextlib
 import json
 import logging
 import math
+import os
+import re
+import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, Positive, schema
@@ -43,14 +48,14 @@ class Config:
     keep_best: CountOrZero
     """How many of the checkpoints with the highest evaluation return are kept besides."""
     restore: What
-    """all goes on bit for bit; learner takes parameters, normaliser and optimiser; params leaves the optimiser as well."""
+    """all goes on bit for bit; learner takes parameters, normaliser and optimiser; params leaves the optimiser out."""
 
 
 class Checkpointer(NamedTuple):
     """Writes the checkpoints of one directory. Every process of a run calls it; no two runs may share a directory."""
 
-    # (update, run, meta, metric or None; a higher metric is better). Returns once the values are safe from donation, and
-    # writes on in the background. An update that is saved already is not saved again.
+    # (update, run, meta, metric or None; a higher metric is better). Returns once the values are safe from donation,
+    # and writes on in the background. An update that is saved already is not saved again.
     # Raises ValueError for a leaf that cannot be saved, OSError if this save or the last one could not be written.
     save: Callable[[int, PyTree, dict[str, Any], float | None], None]
     wait: Callable[[], None]  # until all is on the disk; raises OSError if it could not be written
@@ -65,7 +70,7 @@ class Restored(NamedTuple):
     meta: dict[str, Any]
 
 
-# --- writing -----------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def make(config: Config, directory: Path) -> Checkpointer:
@@ -79,36 +84,40 @@ def make(config: Config, directory: Path) -> Checkpointer:
     ocp = _orbax()
     directory = Path(directory).absolute()
     directory.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0:
+        for leftover in directory.glob(f"*{_TEMPORARY}*"):
+            shutil.rmtree(leftover)
+    _in_step("rlexp: leftovers removed")
     inherited = _steps(directory)  # the checkpoints of earlier processes
-    metrics = {update: metric for update in inherited if (metric := _read_metric(directory / str(update))) is not None}
-    on_its_way = 0  # the update that is being written
+    metrics: dict[int, float] = {}  # by update
+    for update in inherited:
+        step = directory / str(update)
+        if _fault(step, ("meta",)) is None and (metric := _read_meta(step)["metric"]) is not None:
+            metrics[update] = metric
+    writing = 0  # the update that is being written
 
-    policies = ocp.checkpoint_managers
+    kept = [ocp.checkpoint_managers.LatestN(config.keep_last), _KeepBest(config.keep_best, metrics)]
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=policies.AnyPreservationPolicy(
-            [policies.LatestN(config.keep_last), _KeepBest(config.keep_best, metrics)]
-        ),
-        cleanup_tmp_directories=True,
+        preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(kept),
         lightweight_initialize=True,
-        # Called in the background once all files are written, and before the rename.
-        async_options=ocp.options.AsyncOptions(
-            post_finalization_callback=lambda: _write_checksums(directory, on_its_way)
-        ),
+        # Called in the background when all files are written, before the rename.
+        async_options=ocp.options.AsyncOptions(post_finalization_callback=lambda: _write_checksums(directory, writing)),
     )
     manager = ocp.CheckpointManager(directory, options=options)
 
     def save(update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
-        nonlocal on_its_way
+        nonlocal writing
         _check_leaves(run)
-        frozen = json.loads(json.dumps({"metric": metric, "meta": meta}))  # the caller may go on with its dict
+        score = metric if metric is not None and math.isfinite(metric) else None
+        frozen = json.loads(json.dumps({"metric": score, "meta": meta}))  # the caller may go on with its dict
         with _told_in_one_line(directory):
             make_way(update)
             if update in manager.all_steps():
                 return
             manager.wait_until_finished()
-            on_its_way = update
-            if metric is not None and math.isfinite(metric):
-                metrics[update] = metric
+            writing = update
+            if score is not None:
+                metrics[update] = score
             items = ocp.args.Composite(run=ocp.args.PyTreeSave(run), meta=ocp.args.JsonSave(frozen))
             manager.save(update, args=items, force=True)
 
@@ -136,10 +145,10 @@ def make(config: Config, directory: Path) -> Checkpointer:
 
 
 class _KeepBest(NamedTuple):
-    """Preserves the `num` highest metrics. (Orbax's BestN wants a metrics file, and does not start if it is damaged.)"""
+    """Preserves the `num` highest metrics. Orbax's BestN keeps them in files, and fails to start if one is damaged."""
 
     num: int
-    metrics: dict[int, float]  # update -> metric; grows with each save
+    metrics: dict[int, float]  # by update; grows with each save
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         """For each checkpoint, whether it stays; of equal ones the later."""
@@ -152,10 +161,11 @@ class _KeepBest(NamedTuple):
 def _check_leaves(run: PyTree) -> None:
     """Orbax refuses some of these in the background only, and brings others back as something else."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(run):
-        if not isinstance(leaf, jax.Array) or leaf.dtype == jax.dtypes.float0:
-            raise ValueError(f"{_name(path)}: {type(leaf).__name__} cannot be saved; every leaf of a Run is a jax.Array")
+        name = ".".join(_keys(path))
+        if not isinstance(leaf, jax.Array):  # float0 comes as a NumPy array
+            raise ValueError(f"{name}: {type(leaf).__name__} cannot be saved; every leaf of a Run is a jax.Array")
         if leaf.size == 0:
-            raise ValueError(f"{_name(path)}: an empty array, {_describe(leaf)}, cannot be saved; use () instead")
+            raise ValueError(f"{name}: an empty array, {_describe(leaf)}, cannot be saved; use () instead")
 
 
 @contextlib.contextmanager
@@ -164,23 +174,31 @@ def _told_in_one_line(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:300]
+        text = str(error) or type(error).__name__
+        # TensorStore hides the system's error at the end of pages of its own.
+        code = re.search(r"os_error_code='(\d+)'", text)
+        reason = os.strerror(int(code[1])) if code else text.splitlines()[0][:300]
         raise OSError(f"no checkpoint could be written to {directory}: {reason}") from error
 
 
 def _set_aside(directory: Path, updates: Sequence[int]) -> None:
-    """Renames checkpoints to `<update>.set-aside`, which nothing reads; their user may want them."""
+    """Renames checkpoints to `<update>.set-aside`, which nothing reads; the user may still want them."""
     if jax.process_index() == 0:
         for update in updates:
             taken = len(list(directory.glob(f"{update}.set-aside*")))
             target = directory / f"{update}.set-aside{taken or ''}"
             (directory / str(update)).rename(target)
             log.warning("%s is damaged, or later than this run: it is now %s", directory / str(update), target.name)
+    _in_step("rlexp: set aside")
+
+
+def _in_step(name: str) -> None:
+    """All processes wait here for each other."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("rlexp: checkpoints set aside")
+        multihost_utils.sync_global_devices(name)
 
 
-# --- opening -----------------------------------------------------------------------------------------------------------
+# --- opening ----------------------------------------------------------------------------------------------------------
 
 
 def restore(directory: Path, abstract_run: PyTree, *, warn: Warn) -> Restored | None:
@@ -198,15 +216,15 @@ def restore(directory: Path, abstract_run: PyTree, *, warn: Warn) -> Restored | 
         return None
     difference = _difference(_saved_leaves(step), _leaves(abstract_run))
     if difference:
-        raise ConfigError(_mismatch(step, difference))
+        raise _mismatch(step, difference)
     return Restored(int(step.name), _read(step, abstract_run), _read_meta(step)["meta"])
 
 
 def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) -> Restored | None:
     """`fresh_run` with as much of the newest checkpoint as `what` says; nothing else is read from the disk.
 
-    learner: state.params, state.normaliser, and state.opt_state, unless another optimiser was saved, which is warned of;
-    params: without state.opt_state. The step counters of an optimiser come with it.
+    learner: state.params, state.normaliser, and state.opt_state with its step counters; if another optimiser was saved,
+    `warn` is told, and the fresh one stays. params: state.params and state.normaliser.
 
     Raises:
       ConfigError: all checkpoints are damaged, or what is asked for has another structure than the saved one.
@@ -226,7 +244,7 @@ def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) 
         if difference and name == "opt_state":
             warn(f"{step}: the optimiser starts anew, since another one was saved: {difference}")
         elif difference:
-            raise ConfigError(_mismatch(step, difference))
+            raise _mismatch(step, difference)
         else:
             parts[name] = fresh[name]
     taken = _read(step, {"state": parts})["state"]
@@ -281,30 +299,22 @@ def _read_meta(step: Path) -> dict[str, Any]:
     return json.loads((step / "meta" / "metadata").read_text())
 
 
-def _read_metric(step: Path) -> float | None:
-    if _fault(step, ("meta",)) is not None:
-        return None
-    metric = _read_meta(step)["metric"]
-    return metric if metric is not None and math.isfinite(metric) else None
-
-
-# --- structure ---------------------------------------------------------------------------------------------------------
+# --- structure --------------------------------------------------------------------------------------------------------
 
 _Leaves = dict[tuple[str, ...], str]  # path -> "float32[2,64]"
-
-
-def _saved_leaves(step: Path) -> _Leaves:
-    tree = _orbax().PyTreeCheckpointHandler().metadata(step / "run").tree
-    return {_keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _leaves(run: PyTree) -> _Leaves:
     return {_keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(run)}
 
 
+def _saved_leaves(step: Path) -> _Leaves:
+    return _leaves(_orbax().PyTreeCheckpointHandler().metadata(step / "run").tree)
+
+
 def _describe(leaf: Any) -> str:
     """dtype[shape]; a typed key is told, as it is saved, by its data."""
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
@@ -318,21 +328,19 @@ def _difference(saved: _Leaves, wanted: _Leaves) -> str:
     return ""
 
 
-def _mismatch(step: Path, difference: str) -> str:
-    return f"{step}: {difference}; checkpoint.restore=all|learner|params says how much is taken, and that must fit"
+def _mismatch(step: Path, difference: str) -> ConfigError:
+    how = "checkpoint.restore=all|learner|params says how much is taken, and that must fit"
+    return ConfigError(f"{step}: {difference}; {how}")
 
 
 def _keys(path: Any) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
-def _name(path: Any) -> str:
-    return ".".join(_keys(path))
-
-
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 _CHECKSUMS = "checksums.json"
+_TEMPORARY = ".orbax-checkpoint-tmp"  # how Orbax names what it has not yet renamed
 
 
 def _steps(directory: Path) -> list[int]:
@@ -343,7 +351,7 @@ def _steps(directory: Path) -> list[int]:
 
 def _write_checksums(directory: Path, update: int) -> None:
     """Into the checkpoint that is about to be renamed."""
-    (step,) = directory.glob(f"{update}.orbax-checkpoint-tmp*")
+    (step,) = directory.glob(f"{update}{_TEMPORARY}*")
     files = [path for item in ("run", "meta") for path in sorted((step / item).rglob("*")) if path.is_file()]
     sums = {path.relative_to(step).as_posix(): [path.stat().st_size, _crc(path)] for path in files}
     (step / _CHECKSUMS).write_text(json.dumps(sums))
@@ -373,15 +381,30 @@ def _crc(path: Path) -> int:
     return crc
 
 
-# --- Orbax -------------------------------------------------------------------------------------------------------------
+# --- Orbax ------------------------------------------------------------------------------------------------------------
 
 
 def _orbax() -> Any:
     """Orbax, imported when it is needed first, since that takes a quarter of a second; it then logs no more."""
     import orbax.checkpoint as ocp
+    from orbax.checkpoint._src import asyncio_utils
 
     logging.getLogger("absl").addFilter(_not_from_orbax)
+    asyncio_utils._run_sync_via_new_loop = _run_to_the_end
     return ocp
+
+
+def _run_to_the_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """In place of Orbax's own, which closes the loop at the first error: the other writes then print tracebacks."""
+    loop = asyncio.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(coroutine)
+    finally:
+        if left := asyncio.all_tasks(loop):
+            loop.run_until_complete(asyncio.wait(left, timeout=10))
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

@@ -55,7 +55,9 @@ def compose_node(overrides: Sequence[str], config_dir: str | None = None) -> tup
                 config = compose("config", [*search, *(force(o) for o in overrides)], return_hydra_config=True)
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from error
-        except (HydraException, OmegaConfBaseException) as error:
+        except OverrideParseException as error:
+            raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # debug=nan is a number to Hydra: ValueError
             raise ConfigError(_first_line(error)) from error
         return _plain(config)
 

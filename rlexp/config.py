@@ -20,7 +20,7 @@ class ConfigError(ValueError):
     """Bad input, told in one line: where, what was given, what is allowed, the nearest name. Exit code 2."""
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
+def nearest(name: object, allowed: Iterable[str]) -> str:
     """'; did you mean "x"?', or nothing where no name is near."""
     close = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
@@ -235,7 +235,12 @@ def fingerprint(config: Any, *, traced: bool = True, path: str = "") -> dict[str
         key, value = _join(path, field.name), getattr(config, field.name)
         if not traced and (field.name in TRACED or key == "seed"):
             continue
-        out |= fingerprint(value, traced=traced, path=key) if dataclasses.is_dataclass(value) else {key: value}
+        if dataclasses.is_dataclass(value):
+            out |= fingerprint(value, traced=traced, path=key)
+        elif isinstance(value, Mapping):
+            out |= {_join(key, k): v for k, v in value.items()}
+        else:
+            out[key] = value
     return out
 
 

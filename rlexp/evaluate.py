@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlexp.algos.base import Algorithm
 from rlexp.envs.base import Env
@@ -25,7 +26,14 @@ def evaluate(env: Env, algorithm: Algorithm, policy: Any, key: Key, *, num_episo
     env_state, timestep = jax.vmap(env.reset)(jax.random.split(reset_key, num_episodes))
     zeros = jnp.zeros((num_episodes,), jnp.float32)
     info = jax.tree.map(jnp.zeros_like, dict(timestep.info or {}))
-    start = (env_state, timestep, algorithm.carry(num_episodes), zeros + 1.0, Episodes(zeros, zeros, info), jnp.zeros((), jnp.int32))
+    start = (
+        env_state,
+        timestep,
+        algorithm.carry(num_episodes),
+        zeros + 1.0,
+        Episodes(zeros, zeros, info),
+        jnp.zeros((), jnp.int32),
+    )
 
     def going(loop: Any) -> jax.Array:
         *_, alive, _, time = loop
@@ -45,3 +53,13 @@ def evaluate(env: Env, algorithm: Algorithm, policy: Any, key: Key, *, num_episo
 
     *_, episodes, _ = jax.lax.while_loop(going, step, start)
     return episodes
+
+
+def episode_means(episodes: Episodes) -> dict[str, np.ndarray]:
+    """{metric: float64}, over the last axis: mean and standard deviation of the returns, and the mean length."""
+    returns, lengths = np.asarray(episodes.episode_return, np.float64), np.asarray(episodes.length, np.float64)
+    return {
+        "eval/return_mean": returns.mean(axis=-1),
+        "eval/return_std": returns.std(axis=-1),
+        "eval/length_mean": lengths.mean(axis=-1),
+    }

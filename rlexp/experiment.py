@@ -62,7 +62,9 @@ def build(node: Mapping[str, Any], *, num_shards: int | None = None) -> Experime
 
     env_params = config.env.params if traced else {}
     env = env_of(env_params)
-    torso = load_module(modules["network"], "network").make(config.network, observation=env.spec.observation, dtype=dtype)
+    torso = load_module(modules["network"], "network").make(
+        config.network, observation=env.spec.observation, dtype=dtype
+    )
     algorithm = load_module(modules["algo"], "algo").make(
         config.algo, spec=env.spec, torso=torso, dtype=dtype, num_shards=num_shards
     )
@@ -75,6 +77,7 @@ def build(node: Mapping[str, Any], *, num_shards: int | None = None) -> Experime
             algorithm=algorithm,
             num_envs=config.algo.num_envs // num_shards,
             num_steps=config.algo.num_steps,
+            num_shards=num_shards,
         )
 
     env_steps_per_update = config.algo.num_envs * config.algo.num_steps
@@ -104,7 +107,11 @@ def resume_fingerprint(experiment: Experiment) -> dict[str, Any]:
     """What must be equal for a full restore. Hardware may differ, since only the logical shards shape the numbers."""
     free = ("total_env_steps", "run", "hardware.", "debug.")
     found = {k: v for k, v in fingerprint(experiment.config).items() if not k.startswith(free)}
-    return found | {"shards": experiment.num_shards} | {path: name for path, name in experiment.modules.items() if path in _SHAPING}
+    return (
+        found
+        | {"shards": experiment.num_shards}
+        | {path: name for path, name in experiment.modules.items() if path in _SHAPING}
+    )
 
 
 _SHAPING = ("algo", "algo.source", "env", "network", "precision")

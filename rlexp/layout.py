@@ -60,7 +60,7 @@ def init_shards(layout: Layout, source: Source) -> Callable:
     """(key, policy) -> Data with a leading axis of logical shards. The key of a shard is the same on any mesh."""
 
     def init(key: jax.Array, policy: PyTree) -> PyTree:
-        return jax.vmap(source.init, in_axes=(0, None))(jax.random.split(key, layout.num_shards), policy)
+        return jax.lax.map(lambda k: source.init(k, policy), jax.random.split(key, layout.num_shards))
 
     return init
 
@@ -69,7 +69,9 @@ def collect(layout: Layout, source: Source) -> Callable:
     """(data, policy) -> (data, Batch [U, T+1, B, ...] with the shard as the major part of B, metrics)."""
 
     def local(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
-        data, batch, metrics = jax.vmap(source.next, in_axes=(0, None))(data, policy)
+        # One after the other, not vmapped: so the arrays of a shard, and with them the rounding, are the same on any mesh.
+        # A last bit that differs is a different trajectory some hundred steps later.
+        data, batch, metrics = jax.lax.map(lambda shard: source.next(shard, policy), data)
         trajectory = Trajectory(*(jax.tree.map(lambda x: _merge(x, 2), leaf) for leaf in batch.trajectory))
         return data, Batch(trajectory, *(jax.tree.map(lambda x: _merge(x, 1), leaf) for leaf in batch[1:])), metrics
 
@@ -78,7 +80,12 @@ def collect(layout: Layout, source: Source) -> Callable:
         if layout.mesh.shape["data"] > 1 and not layout.members_on_data:
             out_specs = (P("data"), Batch(P(None, None, "data"), P(None, "data"), P(None, "data")), P("data"))  # type: ignore[arg-type]
             shards = jax.shard_map(
-                local, mesh=layout.mesh, in_specs=(P("data"), P()), out_specs=out_specs, axis_names={"data"}, check_vma=False
+                local,
+                mesh=layout.mesh,
+                in_specs=(P("data"), P()),
+                out_specs=out_specs,
+                axis_names={"data"},
+                check_vma=False,
             )
         data, batch, metrics = shards(data, policy)
         return data, batch, jax.tree.map(lambda x: x.sum(axis=0), metrics)

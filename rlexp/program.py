@@ -15,7 +15,7 @@ import numpy as np
 from rlexp.evaluate import Episodes, evaluate
 from rlexp.experiment import Experiment
 from rlexp.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
-from rlexp.types import Mean, Metrics, PyTree
+from rlexp.types import Batch, Key, Mean, Metrics, PyTree
 
 
 class Run(NamedTuple):
@@ -32,6 +32,7 @@ class Program(NamedTuple):
     chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
     evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
     compile_s: float
+    hlo: Callable[[], str]  # what the compiler made of the chunk
 
 
 class Traced(NamedTuple):
@@ -45,14 +46,33 @@ class Traced(NamedTuple):
 _TRAIN, _EVALUATE = 0, 1
 
 
+def evaluation_key(seed: Any, update: Any) -> Key:
+    """The evaluation after so many updates plays the same episodes in training, after a resume, and under run=eval."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _EVALUATE), update)
+
+
+def collect_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[PyTree, Batch, Metrics]:
+    """The first half of an update, of one member: (data, what was collected, metrics)."""
+    source = experiment.source_of(experiment.env_params)
+    with jax.named_scope("rollout"):
+        return collect(layout, source)(run.data, experiment.algorithm.policy(run.state, True))
+
+
+def learn_once(experiment: Experiment, layout: Layout, run: Run, batch: Batch) -> tuple[Run, Metrics]:
+    """The second half: learn from what was collected, and tell the source what it was worth."""
+    source, data = experiment.source_of(experiment.env_params), run.data
+    with jax.named_scope("update"):
+        state, updates = jax.lax.scan(experiment.algorithm.update, run.state, batch)
+        if updates.priority is not None:
+            data = feed_back(layout, source)(data, batch, updates.priority)
+        return Run(state, data), jax.tree.map(jnp.sum, updates.metrics)
+
+
 def update_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[Run, Metrics]:
     """Collect, learn, report: one step of the training loop, of one member."""
-    algorithm, source = experiment.algorithm, experiment.source_of(experiment.env_params)
-    data, batch, metrics = collect(layout, source)(run.data, algorithm.policy(run.state, True))
-    state, updates = jax.lax.scan(algorithm.update, run.state, batch)
-    if updates.priority is not None:
-        data = feed_back(layout, source)(data, batch, updates.priority)
-    return Run(state, data), metrics | jax.tree.map(jnp.sum, updates.metrics)
+    data, batch, metrics = collect_once(experiment, layout, run)
+    run, losses = learn_once(experiment, layout, Run(run.state, data), batch)
+    return run, metrics | losses
 
 
 def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
@@ -86,10 +106,9 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
 
     def evaluate_one(state: PyTree, seed: jax.Array, env_params: PyTree, update: jax.Array) -> Episodes:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _EVALUATE), update)
         policy = lead.algorithm.policy(state, not greedy)
         env, num_episodes = lead.env_of(env_params), lead.config.eval.num_episodes
-        return evaluate(env, lead.algorithm, policy, key, num_episodes=num_episodes)
+        return evaluate(env, lead.algorithm, policy, evaluation_key(seed, update), num_episodes=num_episodes)
 
     def chunk_all(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
         # one trip count for all members: a batched one would make every carry a select
@@ -102,20 +121,27 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     init_all = over_members(layout, init_one)
     shapes = jax.eval_shape(init_all, *member_data)
     shardings = run_shardings(layout, shapes)
-    abstract_run = jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+    abstract_run = jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
+    )
 
     def compile_all() -> Program:
         began = time.perf_counter()
         count = jax.ShapeDtypeStruct((), jnp.int32)
         per_member = layout.member_sharding
         init = jax.jit(init_all, out_shardings=shardings).lower(*member_data).compile()
-        chunk = jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member)).lower(abstract_run, count).compile()
+        chunk = (
+            jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member))
+            .lower(abstract_run, count)
+            .compile()
+        )
         play = jax.jit(evaluate_all, out_shardings=per_member).lower(abstract_run.state, count, *member_data).compile()
         return Program(
             init=lambda: init(*member_data),
             chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
             evaluate=lambda run, update: play(run.state, np.int32(update), *member_data),
             compile_s=time.perf_counter() - began,
+            hlo=lambda: chunk.as_text() or "",
         )
 
     return Traced(abstract_run, compile_all)

@@ -1,11 +1,13 @@
 """The run directory: who may write into it, what a run leaves there besides metrics and checkpoints, and how it is found."""
 
+import contextlib
 import fcntl
 import json
 import os
 import platform
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +20,19 @@ from omegaconf import OmegaConf
 
 from rlexp.config import ConfigError
 
-PACKAGES = ("rlexp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "hydra-core", "omegaconf", "gymnax", "numpy", "wandb")
+PACKAGES = (
+    "rlexp",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "hydra-core",
+    "omegaconf",
+    "gymnax",
+    "numpy",
+    "wandb",
+)
 
 
 def new_id() -> str:
@@ -56,18 +70,37 @@ def find(resume: str, output_root: Path) -> Path:
             if (read_json(found) or {}).get("run_id") == resume:
                 return found.parent.resolve()
         raise ConfigError(f"resume: no run with the id {resume!r} under output_root {str(output_root)!r}")
-    raise ConfigError(f"resume: {resume!r} is neither a run directory nor a run's id; allowed: auto, a run directory, a W&B id")
+    raise ConfigError(
+        f"resume: {resume!r} is neither a run directory nor a run's id; allowed: auto, a run directory, a W&B id"
+    )
 
 
-def create(run_dir: Path) -> None:
-    """Makes the directory, or tells in one line why it cannot be."""
+def create(run_dir: Path) -> list[Path]:
+    """Makes the directory; gives the directories that were not there before, outermost first.
+
+    Raises:
+      ConfigError: it cannot be made, or not be written to.
+    """
+    fresh = [p for p in [*reversed(run_dir.parents), run_dir] if not p.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".write-{new_id()}"
         probe.write_text("x")
         probe.unlink()
     except OSError as error:
+        remove(fresh)
         raise ConfigError(f"output_root: cannot write to {str(run_dir)!r}: {error.strerror}") from error
+    return fresh
+
+
+def remove(fresh: Sequence[Path]) -> None:
+    """Takes back what `create` made, after bad input that was found too late. Others' runs in between stay."""
+    for path in reversed(fresh):
+        if path is fresh[-1]:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def lock(run_dir: Path) -> IO[str]:
@@ -81,7 +114,9 @@ def lock(run_dir: Path) -> IO[str]:
     return file
 
 
-def describe(run_dir: Path, *, run_id: str, node: dict[str, Any], overrides: Sequence[str], devices: Sequence[Any]) -> None:
+def describe(
+    run_dir: Path, *, run_id: str, node: dict[str, Any], overrides: Sequence[str], devices: Sequence[Any]
+) -> None:
     """Writes config.yaml, overrides.yaml and environment.json; a resumed run adds a line to the list of its starts."""
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(node)))
     (run_dir / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(list(overrides))))

@@ -1,6 +1,7 @@
 """One process's work: from a checked configuration to a finished run directory."""
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import jax
 from rlexp import experiment as experiments
 from rlexp import hardware, rundir
 from rlexp.config import Config, ConfigError
+from rlexp.evaluate import episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
+from rlexp.loading import load
+from rlexp.loggers import RunInfo
+from rlexp.program import evaluation_key
 from rlexp.stop import stop_on_signals
 from rlexp.trainer import Diverged, Member, Resume, train_pack
 
@@ -60,17 +65,38 @@ def run(experiment: Experiment, run_dir: Path, resume_dir: Path | None, override
     rundir.describe(run_dir, run_id=run_id, node=experiment.node, overrides=overrides, devices=jax.devices())
     member = Member(experiment, run_dir, run_id)
     if experiment.config.run == "eval":
-        from rlexp.evaluation import evaluate_run
-
+        assert resume_dir is not None
         return evaluate_run(member, resume_dir)
     if experiment.config.run == "profile":
         from rlexp.profile import profile_run
 
-        return profile_run(member, resume_dir)
+        profile_run(member, resume_dir)
+        return None
     resume = Resume(resume_dir, experiment.config.checkpoint.restore) if resume_dir else None
     with stop_on_signals() as stop:
         (summary,) = train_pack([member], stop=stop, resume=resume)
     return summary["objective"]
+
+
+def evaluate_run(member: Member, resume_dir: Path) -> float:
+    """`run=eval`: plays whole episodes with a trained policy, and leaves a run directory like training does."""
+    began, config = time.perf_counter(), member.experiment.config
+    agent = load(resume_dir, node=member.experiment.node)
+    info = RunInfo(member.dir, member.run_id, member.experiment.node, agent.env_steps, agent.env_steps, 0.0)
+    (logger,), progress = member.experiment.part("logger").make(config.logger, [info])
+    key = evaluation_key(config.seed, agent.update)
+    values = episode_means(agent.evaluate(key, num_episodes=config.eval.num_episodes))
+    row = {"env_steps": agent.env_steps, "wall_s": time.perf_counter() - began} | {
+        k: float(v) for k, v in values.items()
+    }
+    logger.log(row)
+    progress.log([row])
+    summary = {"status": "finished", "objective": row["eval/return_mean"], "env_steps": agent.env_steps}
+    summary |= {"env_steps_per_second": None, "compile_s": None, "resumed_from": agent.env_steps}
+    logger.close(summary)
+    rundir.write_json(member.dir / "summary.json", summary)
+    progress.close()
+    return row["eval/return_mean"]
 
 
 def remedy(error: BaseException) -> str:
@@ -92,5 +118,3 @@ def _check_same(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
                 "restored; checkpoint.restore=learner takes parameters, normaliser and optimiser into a new run, "
                 "checkpoint.restore=params leaves the optimiser behind (advised when the batch size changes); allowed: all|learner|params"
             )
-
-

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from rlexp import hardware, program, rundir
-from rlexp.evaluate import Episodes
+from rlexp.evaluate import Episodes, episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
 from rlexp.layout import Layout
 from rlexp.loggers import RunInfo
@@ -81,7 +81,8 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
     for member in members:
         (member.dir / "summary.json").unlink(missing_ok=True)  # it says how the run ended, and the run goes on
     infos = [
-        RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s) for m in members
+        RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s)
+        for m in members
     ]
     loggers, progress = lead.part("logger").make(config.logger, infos)
     for text in warnings:
@@ -190,9 +191,7 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
         summary["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
         raise
     finally:
-        summaries = [
-            {"status": summary["status"], "objective": objective, **summary} for objective in objectives
-        ]
+        summaries = [{"status": summary["status"], "objective": objective, **summary} for objective in objectives]
         if saver is not None:
             saver.close()
         for member, logger, one in zip(members, loggers, summaries, strict=True):
@@ -228,12 +227,7 @@ def _checkpoint_due(config: Any, update: int, seconds: float) -> bool:
 
 def _values(chunk: Chunk) -> dict[str, np.ndarray]:
     """{metric: float64 [members]}, evaluation first; NaN where nothing was counted, inf where a number is not finite."""
-    values = {}
-    if chunk.episodes is not None:
-        returns = np.asarray(chunk.episodes.episode_return, np.float64)
-        values["eval/return_mean"] = returns.mean(axis=1)
-        values["eval/return_std"] = returns.std(axis=1)
-        values["eval/length_mean"] = np.asarray(chunk.episodes.length, np.float64).mean(axis=1)
+    values = episode_means(chunk.episodes) if chunk.episodes is not None else {}
     values = {name: np.where(np.isfinite(x), x, np.inf) for name, x in values.items()}
     return values | {name: program.mean(metric) for name, metric in sorted(chunk.metrics.items(), key=_section)}
 
@@ -262,5 +256,7 @@ def _notices(experiment: Experiment, restored: Any) -> list[str]:
         notices.append(f"resumed at {restored.meta['env_steps']:,} environment steps")
         if restored.meta["total_updates"] != experiment.total_updates:
             before = experiment.env_steps(restored.meta["total_updates"])
-            notices.append(f"total_env_steps {before:,} -> {total:,}: annealed schedules follow the new total from here")
+            notices.append(
+                f"total_env_steps {before:,} -> {total:,}: annealed schedules follow the new total from here"
+            )
     return notices

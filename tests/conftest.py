@@ -6,18 +6,20 @@ The timeout, the markers and the warnings that are let through are in pyproject.
 import os
 from pathlib import Path
 
+CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "rlexp" / os.environ.get("PYTEST_XDIST_WORKER", "main")
+
 # Before anything imports JAX, W&B or matplotlib, and inherited by the processes that tests start.
+os.environ["XDG_CACHE_HOME"] = str(CACHE)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 
-import hypothesis  # noqa: E402
-import jax  # noqa: E402
-import jaxtyping  # noqa: E402
-import pytest  # noqa: E402
+import hypothesis
+import jax
+import jaxtyping
+import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 SLOW_TIMEOUT_S = 900
 
 # In CI a skip is a failure, unless its test is named here: {start of the node id: why it may be skipped}.
@@ -30,8 +32,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_num_cpu_devices", 4)
 
 # Makes a second run of the tests fast. JAX does not write an entry in one piece, so no two processes share a folder.
-_worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".pytest_cache" / "jax" / _worker))
+jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 # The shapes and types in annotations are checked at every call of a function of ours.

@@ -57,7 +57,7 @@ def _strong(tree: PyTree) -> PyTree:
 
 
 def _check_like(what: str, tree: PyTree, like: PyTree) -> None:
-    """Exact, since in silence `jnp.where` would broadcast a wrong shape, and a cast cut a float that began as the int 0."""
+    """Exact: `jnp.where` would silently broadcast a wrong shape, and a cast cut a float that began as the int 0."""
 
     def told(tree: PyTree) -> tuple[Any, list[str]]:
         leaves, structure = jax.tree.flatten(tree)

@@ -10,16 +10,20 @@ What the adapter changes, besides:
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from pydantic import GetPydanticSchema
 
 from rlexp.config import ConfigError, Count, Host, Number, nearest, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, PyTree
 
 LIMIT = "max_steps_in_episode"
+
+# A Number where it is read from the YAML; an array where the program puts the traced one in its place.
+TracedNumber = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(Number))]
 
 
 @schema
@@ -31,7 +35,7 @@ class Config:
     """gymnax's id, such as CartPole-v1."""
     max_episode_steps: Count | None
     """Steps after which an episode is truncated; null takes gymnax's own limit."""
-    params: dict[str, Number]
+    params: dict[str, TracedNumber]
     """gymnax's EnvParams by name; those left out keep their defaults. A switch is 0 or 1."""
 
 
@@ -43,7 +47,8 @@ def make(config: Config) -> Env:
     """
     game, defaults = _load(config.name)
     if config.max_episode_steps is not None:
-        defaults = defaults.replace(**{LIMIT: config.max_episode_steps})
+        kind = type(vars(defaults)[LIMIT])  # BernoulliBandit's is a float, and has to stay one
+        defaults = defaults.replace(**{LIMIT: kind(config.max_episode_steps)})
     params = defaults.replace(**_overrides(config, defaults))
     categories = _num_categories(game.observation_space(defaults))
 

@@ -1,4 +1,4 @@
-"""Five tiny environments with known values: an algorithm that misses one of them has a fault, and the probe tells where.
+"""Five tiny environments with known values: an algorithm that misses one has a fault, and the probe tells where.
 
 After Andy Jones, "Debugging RL, without the agonizing pain" (andyljones.com/posts/rl-debugging.html), in this order:
 
@@ -47,7 +47,7 @@ class Known(NamedTuple):
 
     obs: np.ndarray  # float32 [1]
     value: float  # of the best policy
-    action: float | None  # the best one; None where actions do nothing
+    action: int | float | None  # the best one; None where actions do nothing
 
 
 class State(NamedTuple):
@@ -100,7 +100,7 @@ def make(config: Config) -> Env:
 def expected(kind: Kind, gamma: float, *, continuous: bool = False) -> list[Known]:
     """The observations that matter, with the value and the action of the best policy. `gamma` in [0, 1)."""
 
-    def known(obs: float, value: float, action: float | None = None) -> Known:
+    def known(obs: float, value: float, action: int | float | None = None) -> Known:
         return Known(np.array([obs], np.float32), value, action)
 
     if kind == "constant_reward":

@@ -14,7 +14,7 @@ from rlexp.loggers.base import Logger, Row, RunInfo, fan_out, never_fatal
 from rlexp.loggers.progress import Progress
 from rlexp.loggers.wandb import WandbConfig
 
-__all__ = ["Config", "Logger", "Progress", "Row", "RunInfo", "check", "fan_out", "make"]
+__all__ = ["Config", "Logger", "Progress", "Row", "RunInfo", "check", "fan_out", "make", "never_fatal"]
 
 
 def _off(value: Any) -> Any:

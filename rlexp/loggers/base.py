@@ -63,7 +63,7 @@ def fan_out(loggers: Sequence[Logger]) -> Logger:
 
 
 def never_fatal(name: str, logger: Logger, warn: Callable[[str], None]) -> Logger:
-    """The same logger, but its first failure becomes one warning, and then it is silent: training goes on without it."""
+    """The same logger, but its first failure becomes one warning, and after that it is silent: the run goes on."""
     alive = True
 
     def guard(call: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,7 @@ NAME = "metrics.jsonl"
 
 
 def make(path: Path, *, start_env_steps: int) -> Logger:
-    """Writes to `path`. A run that starts at 0 starts the file anew; a resumed one drops what lies beyond its checkpoint.
+    """Writes to `path`: anew for a run that starts at 0; for a resumed one, after what its checkpoint has seen.
 
     Raises (here and in every call):
       OSError: naming the path, when the disk is full or fails. This one is fatal: a run without its record is no run.
@@ -68,7 +68,7 @@ def read(path: Path) -> list[Row]:
 
 def truncate(path: Path, env_steps: int) -> None:
     """Drops lines beyond `env_steps`, and a half-written last line. The file is replaced in one step or not at all."""
-    if not path.exists():
+    if not path.is_file():
         return
     kept = b"".join(line for line, row in _read(path) if row["env_steps"] <= env_steps)
     if kept == path.read_bytes():
@@ -85,7 +85,7 @@ def truncate(path: Path, env_steps: int) -> None:
 
 
 def _read(path: Path) -> list[tuple[bytes, Row]]:
-    if not path.exists():
+    if not path.is_file():
         return []
     out = []
     lines = path.read_bytes().splitlines(keepends=True)

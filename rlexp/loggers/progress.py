@@ -1,10 +1,10 @@
-"""What the user sees of a run: a bar on a terminal, else one plain line an evaluation. One display serves a whole pack."""
+"""What the user sees of a run: a bar on a terminal, else a line an evaluation. One display serves a whole pack."""
 
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 from rlexp.loggers.base import Row, RunInfo
 
@@ -22,7 +22,7 @@ class Progress(NamedTuple):
 
 
 def make(kind: Kind, infos: Sequence[RunInfo]) -> Progress:
-    """The display of a pack. `auto` is a bar when stdout and stderr are both terminals: a pipe or a file gets plain lines."""
+    """The display of a pack. `auto` is a bar if stdout and stderr are both terminals, so that pipes get plain lines."""
     if kind == "auto":
         kind = "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "plain"
     if kind == "off":
@@ -96,7 +96,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds // 3600}:{seconds % 3600 // 60:02} h"
 
 
-# --- the displays --------------------------------------------------------------------------------------------------------
+# --- the displays ----------------------------------------------------------------------------------------------------
 
 
 def _plain(infos: Sequence[RunInfo]) -> Progress:
@@ -164,8 +164,8 @@ def _warn(text: str) -> None:
     _write(sys.stderr, f"warning: {text}")
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """A line, at once. A closed pipe (`| head`) or a narrow encoding must not end a training run."""
+def _write(stream: Any, text: str) -> None:
+    """A line on a text stream, at once. A closed pipe (`| head`) or a narrow encoding must not end a training run."""
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")

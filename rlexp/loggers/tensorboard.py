@@ -1,7 +1,7 @@
 """TensorBoard event files in <run>/tensorboard, by tensorboardX.
 
-Written straight through its EventsWriter, one event a line: SummaryWriter hands events to a thread over a bounded queue,
-and if that thread dies on a full disk, the next calls wait for ever.
+Written straight through its EventsWriter, one event a line: SummaryWriter hands events to a thread over a bounded
+queue, and if that thread dies on a full disk, the next calls wait for ever.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ def check() -> None:
 
 
 def make(info: RunInfo) -> Logger:
-    """One scalar a metric, against env_steps. On resume TensorBoard is told to forget what lies beyond the checkpoint."""
+    """A scalar a metric, against env_steps. On resume TensorBoard is told to forget what lies beyond the checkpoint."""
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto import event_pb2, summary_pb2
 

@@ -3,8 +3,8 @@
 One daemon thread does everything that touches W&B: importing it, `init` (a second or two, while the program compiles),
 logging, uploading. The training loop only puts work into a queue, so a slow or dead server cannot slow it down.
 
-Rows are logged with `step=env_steps`. W&B takes increasing steps only, so the rows that a resumed run makes again, from its
-checkpoint to where it was killed, are not counted twice in an online run: W&B keeps the first copy.
+Rows are logged with `step=env_steps`, and W&B takes increasing steps only. So a resumed run may first log again what
+metrics.jsonl holds: W&B takes the rows that it missed when the run was killed, and no row twice.
 """
 
 import http.client
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rlexp.config import Flag, Host, Positive, schema
+from rlexp.loggers import jsonl
 from rlexp.loggers.base import Logger, Row, RunInfo, number, one_line
 
 Mode = Literal["auto", "online", "offline", "disabled"]
@@ -40,7 +41,7 @@ class WandbConfig:
     """Weights & Biases. The key comes from WANDB_API_KEY or `wandb login`, never from here."""
 
     mode: Host[Mode]
-    """auto: what WANDB_MODE says, else online where a key is found, else offline; upload that later with `wandb sync`."""
+    """auto: what WANDB_MODE says, else online where a key is found, else offline, for `wandb sync` later."""
     project: Host[str]
     entity: Host[str | None]
     """Team or user; null is the key's default."""
@@ -53,7 +54,7 @@ class WandbConfig:
     artifacts: Host[Flag]
     """Upload each checkpoint as an artifact."""
     timeout_s: Host[Positive]
-    """Seconds that W&B may take to answer at the start, and to finish at the end; the run goes on without it after that."""
+    """Seconds that W&B may take to answer at the start, and to finish at the end; then it is left alone."""
 
 
 def make(config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say) -> list[Logger]:
@@ -79,18 +80,20 @@ def make(config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say)
     thread.start()
 
     def member(i: int) -> Logger:
+        def put(action: Action) -> None:
+            if not done.is_set():  # nobody would take it from the queue
+                work.put((i, action))
+
         def log(row: Row) -> None:
-            plain = {name: number(value) for name, value in row.items()}
-            kept = {name: value for name, value in plain.items() if value is not None}
-            work.put((i, lambda run: run.log(kept, step=int(row["env_steps"]), commit=True)))
+            put(lambda run: _log(run, row))
 
         def checkpoint(path: Path, env_steps: int) -> None:
             if config.artifacts:
-                work.put((i, lambda run: _upload(run, infos[i], path, env_steps)))
+                put(lambda run: _upload(run, infos[i], path, env_steps))
 
         def close(summary: dict[str, Any]) -> None:
             nonlocal waiting
-            work.put((i, lambda run: _summarise(run, summary)))
+            put(lambda run: _summarise(run, summary))
             waiting -= 1
             if waiting:
                 return  # runs are finished together, by the last one to close: the pack waits once, not once a member
@@ -103,7 +106,7 @@ def make(config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say)
     return [member(i) for i in range(len(infos))]
 
 
-# --- in the background thread ----------------------------------------------------------------------------------------------
+# --- in the background thread ----------------------------------------------------------------------------------------
 
 
 def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say) -> list[Any]:
@@ -118,7 +121,7 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], *, note: S
     many = f"{len(infos)} runs, " if len(infos) > 1 else ""
     if mode != "offline" and not trouble:
         try:
-            runs = [_init(wandb, "online", config, info) for info in infos]
+            runs = [_init(wandb, "online", config, info, replay=True) for info in infos]
             note(f"W&B: {many}{runs[0].project_url if many else runs[0].url}")
             return runs
         except Exception as error:  # no such entity, no permission, a server that went silent
@@ -128,13 +131,13 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], *, note: S
             wandb.setup(quiet)
     if trouble and (mode == "online" or trouble != _NO_KEY):  # without a key, offline is what `auto` promises
         warn(f"W&B: {trouble}; going on offline")
-    runs = [_init(wandb, "offline", config, info) for info in infos]
+    runs = [_init(wandb, "offline", config, info, replay=_set_aside(info)) for info in infos]
     place = infos[0].dir.parent / "*" if many else infos[0].dir
     note(f"W&B: {many}offline; upload with: wandb sync {place}/wandb/offline-run-*")
     return runs
 
 
-def _init(wandb: Any, mode: Literal["online", "offline"], config: WandbConfig, info: RunInfo) -> Any:
+def _init(wandb: Any, mode: Literal["online", "offline"], config: WandbConfig, info: RunInfo, *, replay: bool) -> Any:
     run = wandb.init(
         mode=mode,
         id=info.id,
@@ -157,10 +160,34 @@ def _init(wandb: Any, mode: Literal["online", "offline"], config: WandbConfig, i
             x_save_requirements=False,  # environment.json has the versions
             init_timeout=config.timeout_s,
             finish_timeout=config.timeout_s,
+            finish_timeout_raises=True,
         ),
     )
     run.define_metric("*", step_metric="env_steps")
+    if replay and info.start_env_steps > 0:
+        for row in jsonl.read(info.dir / jsonl.NAME):
+            if row["env_steps"] <= info.start_env_steps:  # a later one is new, and comes by the queue
+                _log(run, row)
     return run
+
+
+def _set_aside(info: RunInfo) -> bool:
+    """Makes way for an offline run that holds all rows. False where the server has rows already: they would be doubled.
+
+    A killed process leaves an offline run without its last rows: W&B writes them every 15 seconds only.
+    """
+    earlier = [*(info.dir / "wandb").glob(f"*run-*-{info.id}*")]
+    if any(x.name.startswith("run-") or any(x.glob("*.synced")) for x in earlier):
+        return False
+    for folder in earlier:
+        if folder.name.startswith("offline-"):
+            folder.rename(folder.with_name(f"replaced-{folder.name}"))
+    return True
+
+
+def _log(run: Any, row: Row) -> None:
+    plain = {name: number(value) for name, value in row.items()}
+    run.log({n: value for n, value in plain.items() if value is not None}, step=int(row["env_steps"]), commit=True)
 
 
 def _serve(runs: list[Any], work: queue.SimpleQueue, warn: Say) -> None:
@@ -200,7 +227,7 @@ def _upload(run: Any, info: RunInfo, path: Path, env_steps: int) -> None:
     run.log_artifact(artifact, aliases=["latest", f"env_steps-{env_steps}"])
 
 
-# --- words and keys ----------------------------------------------------------------------------------------------------------
+# --- words and keys --------------------------------------------------------------------------------------------------
 
 
 def _trouble(settings: Any, timeout_s: float) -> str:

@@ -1,15 +1,17 @@
 """What a network is, and how it reads observations that are pytrees.
 
-A network is a module with a `Config` and `make(config, *, observation, dtype) -> nn.Module`. The module is a torso: it maps
-observations with any leading axes to features [..., F] in `dtype`; parameters are float32. Heads belong to the algorithm.
+A network is a Python module with a `Config` and `make(config, *, observation, dtype) -> nn.Module`. What `make` gives
+is a torso: it maps observations with any leading axes to features [..., F] in `dtype`; its parameters are float32. The
+heads are the algorithm's.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rlexp.types import PyTree
@@ -17,7 +19,7 @@ from rlexp.types import PyTree
 activations: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
 
 
-def flatten_obs(obs: PyTree, spec: PyTree, *, dtype: jnp.dtype = jnp.float32) -> Float[Array, "*N F"]:
+def flatten_obs(obs: PyTree, spec: PyTree, *, dtype: DTypeLike = jnp.float32) -> Float[Array, "*N F"]:
     """All leaves side by side, in the order of `jax.tree.leaves` and cast to `dtype`; "action_mask" is left out.
 
     Args:
@@ -28,7 +30,7 @@ def flatten_obs(obs: PyTree, spec: PyTree, *, dtype: jnp.dtype = jnp.float32) ->
     return _concatenate(zip(leaves(obs), leaves(spec), strict=True), dtype)
 
 
-def split_image(obs: PyTree, spec: PyTree, *, dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array | None]:
+def split_image(obs: PyTree, spec: PyTree, *, dtype: DTypeLike = jnp.float32) -> tuple[Array, Array | None]:
     """The one image leaf [..., H, W, C], and the other leaves flattened to [..., F], or None where there are none.
 
     Both are cast to `dtype`; a uint8 image is scaled from 0 … 255 to 0 … 1. An image is a leaf of rank 3 in `spec`.
@@ -36,8 +38,8 @@ def split_image(obs: PyTree, spec: PyTree, *, dtype: jnp.dtype = jnp.float32) ->
     pairs = list(zip(leaves(obs), leaves(spec), strict=True))
     (image,) = [leaf for leaf, struct in pairs if len(struct.shape) == 3]
     others = [(leaf, struct) for leaf, struct in pairs if len(struct.shape) != 3]
-    scale = 1 / 255 if image.dtype == jnp.uint8 else 1.0
-    return image.astype(dtype) * scale, _concatenate(others, dtype) if others else None
+    scaled = image.astype(dtype) / 255 if image.dtype == jnp.uint8 else image.astype(dtype)
+    return scaled, _concatenate(others, dtype) if others else None
 
 
 def leaves(obs: PyTree) -> list:
@@ -52,7 +54,7 @@ def layer_norm(x: Float[Array, "*N F"]) -> Float[Array, "*N F"]:
     return nn.LayerNorm(dtype=jnp.float32)(x.astype(jnp.float32)).astype(x.dtype)
 
 
-def _concatenate(pairs, dtype: jnp.dtype) -> Array:
+def _concatenate(pairs: Iterable[tuple[Array, jax.ShapeDtypeStruct]], dtype: DTypeLike) -> Array:
     def flat(leaf: Array, struct: jax.ShapeDtypeStruct) -> Array:
         leading = leaf.shape[: leaf.ndim - len(struct.shape)]
         assert leaf.shape == leading + struct.shape, f"expected [..., {struct.shape}], got {leaf.shape}"

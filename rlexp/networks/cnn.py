@@ -6,6 +6,7 @@ from typing import Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rlexp.config import ConfigError, Count, Flag, Host, schema
@@ -44,7 +45,7 @@ class CNN(nn.Module):
     hidden: tuple[int, ...]
     activation: str
     layer_norm: bool
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Float[Array, "*N F"]:
@@ -67,8 +68,8 @@ class CNN(nn.Module):
         return dense_layers(self, x if vector is None else jnp.concatenate([x, vector], axis=-1))
 
 
-def make(config: Config, *, observation: PyTree, dtype: jnp.dtype) -> nn.Module:
-    """The torso for observations like `observation`. Raises ConfigError where it has not one image that is large enough."""
+def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:
+    """The torso for observations like `observation`. Raises ConfigError where no one image fits."""
     structs = leaves(observation)
     images = [struct.shape for struct in structs if len(struct.shape) == 3]
     if len(images) != 1:

@@ -1,8 +1,12 @@
 """Initialisers of parameters."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
-import jax.numpy as jnp
 from jax.nn.initializers import Initializer
+
+from rlexp.types import Key
 
 zeros = jax.nn.initializers.zeros
 
@@ -15,7 +19,7 @@ def orthogonal(scale: float) -> Initializer:
     """
     plain = jax.nn.initializers.orthogonal(scale)
 
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32, **kwargs) -> jax.Array:
-        return jax.custom_batching.sequential_vmap(lambda k: plain(k, shape, dtype, **kwargs))(key)
+    def init(key: Key, shape: Sequence[Any], dtype: Any = None, out_sharding: Any = None) -> jax.Array:
+        return jax.custom_batching.sequential_vmap(lambda k: plain(k, shape, dtype, out_sharding))(key)
 
     return init

@@ -5,7 +5,7 @@ from typing import Literal
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rlexp.config import ConfigError, Count, Flag, Host, schema
@@ -36,7 +36,7 @@ class MLP(nn.Module):
     hidden: tuple[int, ...]
     activation: str
     layer_norm: bool
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Float[Array, "*N F"]:
@@ -52,7 +52,7 @@ def dense_layers(module: nn.Module, x: Float[Array, "*N F"]) -> Float[Array, "*N
     return x
 
 
-def make(config: Config, *, observation: PyTree, dtype: jnp.dtype) -> nn.Module:
+def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:
     """The torso for observations like `observation`. Raises ConfigError where there is nothing to see."""
     structs = leaves(observation)
     if not structs:

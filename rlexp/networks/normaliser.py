@@ -1,6 +1,7 @@
 """Running mean and variance of the observations: part of an algorithm's State, so saved and used by evaluation.
 
-Only floating leaves are normalised. The others, such as images and action masks, pass through; None stands in their place.
+Only floating leaves are normalised. The others, such as images and action masks, pass through; None stands in their
+place.
 """
 
 from typing import NamedTuple

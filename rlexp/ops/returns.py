@@ -29,7 +29,7 @@ def gae(
         target  = A_t + v_t
 
     The last transition of an episode, t, is followed by the row of its last observation, whose `valid` is 0, hence
-    A_{t+1} = 0: after a truncation (d_t = 1) the advantage is r_t + gamma v(last observation) - v_t, after a termination
+    A_{t+1} = 0: at a truncation (d_t = 1) the advantage is r_t + gamma v(last observation) - v_t, at a termination
     (d_t = 0) it is r_t - v_t. The padding row itself gets advantage 0 and its own value for a target.
 
     Args:

@@ -29,7 +29,7 @@ class Packed(NamedTuple):
 
 
 def minibatches(key: Key, tree: PyTree, *, num_shards: int, num_minibatches: int) -> PyTree:
-    """Shuffles all samples and deals them into minibatches: leaves [T, B, ...] -> [num_minibatches, num_shards * n, ...].
+    """Shuffles all samples into minibatches: leaves [T, B, ...] -> [num_minibatches, num_shards * n, ...].
 
     B = num_shards * b with the shard as its major part, and so is the shard in the samples of a minibatch: each holds
     n = T * b / num_minibatches samples of every shard. With equal `num_shards`, any number of devices gives the same.
@@ -91,9 +91,10 @@ def pack(tree: PyTree, *, num_shards: int) -> Packed:
 def bijection(key: Key, n: int) -> Int[Array, " n"]:
     """A pseudo-random permutation of range(n), computed entry by entry.
 
-    Rounds of x -> (a x + c) mod 2^k, a odd, then x -> x xor (x >> s), are each a bijection of range(2^k). Where n is less
-    than 2^k, entries that fall outside walk on along their cycle until they are inside, which keeps it a bijection of
-    range(n) (cycle-walking: Black & Rogaway 2002). Good enough to shuffle samples; not a cipher.
+    Each round, x -> (a x + c) mod 2^k with a odd and then x -> x xor (x >> s), is a bijection of range(2^k). Where n is
+    less than 2^k, entries that fall outside walk on along their cycle until they are inside, which makes it one of
+    range(n) (cycle-walking: Black & Rogaway 2002). That loop ends for all shards at once, so where they lie on several
+    devices each turn reduces one truth value; powers of two need no loop. Good enough to shuffle; not a cipher.
     """
     assert n >= 1, f"expected at least one entry, got {n}"
     bits = (n - 1).bit_length()

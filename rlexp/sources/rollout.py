@@ -30,9 +30,9 @@ class Data(NamedTuple):
     episode_length: jax.Array  # [b] float32, agent steps
 
 
-def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int) -> Source:
+def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
     """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of one shard."""
-    del config
+    del config, num_shards
     carry_of, act = algorithm.carry, algorithm.act
 
     def init(key: Key, policy: Any) -> Data:

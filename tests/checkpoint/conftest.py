@@ -64,7 +64,7 @@ def host(tree: Any) -> list[tuple[str, tuple[int, ...], bytes]]:
     """Dtype, shape and bytes of each leaf, copied: NaNs and negative zeros are told apart, and typed keys compared."""
 
     def leaf(x: Any) -> tuple[str, tuple[int, ...], bytes]:
-        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         return str(x.dtype), x.shape, np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
 
     return [leaf(x) for x in jax.tree.leaves(tree)]
@@ -79,16 +79,8 @@ def abstract(run: Any) -> Any:
 
 
 def config(**changes: Any) -> Config:
-    values = dict(
-        module="rlexp.checkpoint",
-        enabled=True,
-        every_minutes=10.0,
-        every_updates=None,
-        keep_last=3,
-        keep_best=1,
-        restore="all",
-    )
-    return Config(**(values | changes))  # type: ignore[arg-type]
+    values = {"every_minutes": 10.0, "every_updates": None, "keep_last": 3, "keep_best": 1, "restore": "all"}
+    return Config(**({"module": "rlexp.checkpoint", "enabled": True} | values | changes))  # type: ignore[arg-type]
 
 
 class Tools(NamedTuple):

@@ -1,0 +1,131 @@
+"""Small pieces that at least three algorithms share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from rlexp.config import ConfigError
+from rlexp.ops.distributions import masked
+from rlexp.types import Discrete, EnvSpec, Key, Mean, PyTree
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+def has_mask(spec: EnvSpec) -> bool:
+    """Does the observation say which actions are allowed?"""
+    return isinstance(spec.observation, dict) and "action_mask" in spec.observation
+
+
+def num_actions(spec: EnvSpec, algorithm: str) -> int:
+    """Raises ConfigError where actions are no choices."""
+    if not isinstance(spec.action, Discrete):
+        raise ConfigError(f"env: {spec.name} has continuous actions; {algorithm} needs discrete ones")
+    return spec.action.num_actions
+
+
+def allowed(spec: EnvSpec, obs: PyTree, q: Float[Array, "*N A"]) -> Bool[Array, "*N A"]:
+    """The actions that may be taken: all of them where there is no mask, or where it forbids all, for lack of a better."""
+    if not has_mask(spec):
+        return jnp.ones(q.shape, bool)
+    mask = obs["action_mask"]
+    return mask | ~jnp.any(mask, axis=-1, keepdims=True)
+
+
+def greedy(q: Float[Array, "*N A"], mask: Bool[Array, "*N A"]) -> Int[Array, "*N"]:
+    """The best of the allowed actions; the first of equals."""
+    return masked(q, mask).mode()
+
+
+def pick(q: Float[Array, "*N A"], action: Int[Array, "*N"]) -> Float[Array, "*N"]:
+    """The entries of the actions. Not a gather: its gradient would be a slow scatter."""
+    chosen = jnp.arange(q.shape[-1], dtype=action.dtype) == action[..., None]
+    return jnp.sum(jnp.where(chosen, q, 0.0), axis=-1)
+
+
+def epsilon_greedy(
+    key: Key, q: Float[Array, "*N A"], mask: Bool[Array, "*N A"], epsilon: Float[Array, ""]
+) -> Int[Array, "*N"]:
+    """The best allowed action, or with probability epsilon any allowed one."""
+    explore_key, action_key = jax.random.split(key)
+    explore = jax.random.uniform(explore_key, q.shape[:-1]) < epsilon
+    return jnp.where(explore, masked(jnp.zeros_like(q), mask).sample(action_key), greedy(q, mask))
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+def progress(hp: dict[str, Array], step: Int[Array, ""], *, num_updates: int = 1) -> Float[Array, ""]:
+    """How much of the training is done, 0 to 1. `total_updates` counts calls of the source, each for `num_updates` steps."""
+    return jnp.minimum(step.astype(jnp.float32) / (hp["total_updates"] * num_updates), 1.0)
+
+
+def epsilon(hp: dict[str, Array], done: Float[Array, ""]) -> Float[Array, ""]:
+    """From epsilon_start to epsilon_end in a line, over the first exploration_fraction of the training."""
+    left = 1.0 - jnp.minimum(done / jnp.maximum(hp["exploration_fraction"], 1e-9), 1.0)
+    return hp["epsilon_end"] + left * (hp["epsilon_start"] - hp["epsilon_end"])
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def gradients(
+    loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]],
+    params: PyTree,
+    rows: PyTree,
+    *,
+    num_parts: int,
+    num_shards: int,
+) -> tuple[PyTree, PyTree]:
+    """The gradient of `loss(params, rows)` and what else it returns, summed over parts of the rows [num_shards * n, ...]."""
+    differentiate = jax.grad(loss, has_aux=True)
+
+    def accumulate(total: PyTree, part: PyTree) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, differentiate(params, part)), None
+
+    parts = _parts(rows, num_parts, num_shards)
+    shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(accumulate, zeros, parts)[0]
+
+
+def descend(
+    optimiser: optax.GradientTransformation, grads: PyTree, opt_state: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    """One step of the optimiser -> parameters and its new state."""
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 count with floats
+        updates, opt_state = optimiser.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+
+def single(x: Array) -> Mean:
+    """A metric that is one number."""
+    return Mean(x, jnp.ones((), jnp.float32))
+
+
+def check_minibatches(config: Any, num_shards: int) -> None:
+    """Raises ConfigError where num_minibatches and gradient_accumulation do not divide the rows of a shard."""
+    rows = config.num_envs // num_shards * config.num_steps
+    parts = config.num_minibatches * config.gradient_accumulation
+    if rows % parts:
+        fits = max(
+            n for n in range(1, config.num_minibatches + 1) if rows % (n * config.gradient_accumulation) == 0 or n == 1
+        )
+        raise ConfigError(
+            f"algo.num_minibatches: {config.num_minibatches} (times gradient_accumulation {config.gradient_accumulation}) "
+            f"does not divide the {rows} rows of a shard (num_envs {config.num_envs} / {num_shards} shards * num_steps "
+            f"{config.num_steps}); the nearest that fits is {fits}"
+        )
+
+
+def _parts(rows: PyTree, num_parts: int, num_shards: int) -> PyTree:
+    """[S * n, ...] -> [num_parts, S * n / num_parts, ...], without moving a row to another shard."""
+
+    def split(x: Array) -> Array:
+        shards = x.reshape(num_shards, num_parts, -1, *x.shape[1:])
+        return shards.swapaxes(0, 1).reshape(num_parts, -1, *x.shape[1:])
+
+    return jax.tree.map(split, rows)

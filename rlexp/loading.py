@@ -1,0 +1,81 @@
+"""A trained run, opened again: for a notebook (`rlexp.load`) and for `run=eval`."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from omegaconf import OmegaConf
+
+from rlexp import experiment as experiments
+from rlexp.algos.base import Algorithm
+from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.envs.base import Env
+from rlexp.evaluate import Episodes, evaluate
+from rlexp.types import Key, PyTree, TimeStep
+
+
+class Agent(NamedTuple):
+    """A trained agent and its world.
+
+    agent = rlexp.load("outputs/2026-11-20/12-00-00-1a2b3c4d")
+    env_state, timestep = jax.vmap(agent.env.reset)(jax.random.split(jax.random.key(0), 8))
+    action, carry, _ = agent.act(agent.algorithm.carry(8), timestep, jax.random.key(1))
+    """
+
+    config: Config
+    env: Env
+    algorithm: Algorithm
+    state: PyTree  # all that was learnt: params, normaliser, optimiser, hp, ...
+    update: int  # updates that it was trained for
+    env_steps: int  # and environment steps
+    explore: bool = False  # act as in training
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of all networks."""
+        return self.state.params
+
+    def act(self, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[Any, PyTree, PyTree]:
+        """Actions [B] for time steps [B]: (action, carry, extras)."""
+        return self.algorithm.act(self.algorithm.policy(self.state, self.explore), carry, timestep, key)
+
+    def evaluate(self, key: Key, *, num_episodes: int) -> Episodes:
+        """Plays as many whole episodes."""
+        policy = self.algorithm.policy(self.state, self.explore)
+        play = jax.jit(lambda policy, key: evaluate(self.env, self.algorithm, policy, key, num_episodes=num_episodes))
+        return play(policy, key)
+
+
+def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent:
+    """Opens the newest sound checkpoint of a run, on one device.
+
+    Args:
+      run_dir: the run directory.
+      node: a resolved configuration to use in place of the run's own config.yaml.
+
+    Raises:
+      ConfigError: there is no run, no checkpoint, or the configuration does not fit it.
+    """
+    run_dir = Path(run_dir)
+    if node is None:
+        if not (run_dir / "config.yaml").exists():
+            raise ConfigError(f"load: {str(run_dir)!r} is no run directory (it has no config.yaml)")
+        loaded = OmegaConf.to_container(OmegaConf.load(run_dir / "config.yaml"))
+        assert isinstance(loaded, dict)
+        node = {str(k): v for k, v in loaded.items()}
+    config, modules = parse(node, Config)
+    checkpoint = load_module(modules["checkpoint"], "checkpoint")
+    meta = checkpoint.latest_meta(run_dir / "checkpoints")
+    if meta is None:
+        raise ConfigError(f"resume: {str(run_dir)!r} has no checkpoint that can be read")
+    experiment = experiments.build(node, num_shards=meta["num_shards"])
+    init = lambda: experiment.algorithm.init(jax.random.key(0), jax.tree.map(np.float32, experiment.hp))  # noqa: E731
+    abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), jax.eval_shape(init))
+    restored = checkpoint.restore_state(run_dir / "checkpoints", abstract, warn=warnings.warn)
+    state = jax.tree.map(lambda x: x[0], restored.run)
+    env = experiment.env_of(experiment.env_params)
+    explore = config.eval.mode == "sampled"
+    return Agent(config, env, experiment.algorithm, state, restored.update, restored.meta["env_steps"], explore)

@@ -1,0 +1,148 @@
+"""Bad input: one line with the path, the value, what is allowed and the nearest name; exit code 2; nothing left behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlexp import __main__ as cli
+
+# (arguments, words that the line must hold)
+WRONG = [
+    # misspelt keys, with and without +
+    (["algo.hp.lrr=1"], ["algo.hp.lrr", "unknown key", '"lr"']),
+    (["+algo.hp.lrr=1"], ["algo.hp.lrr", "unknown key", '"lr"']),
+    (["++algo.hp.lrr=1"], ["algo.hp.lrr", "unknown key", '"lr"']),
+    (["algo.num_env=8"], ["algo.num_env", "unknown key", '"num_envs"']),
+    (["+algo.lrr=1"], ["algo.lrr", "unknown key"]),
+    (["sed=1"], ["sed", "unknown key", '"seed"']),
+    (["+sed=1"], ["sed", "unknown key", '"seed"']),
+    (["total_env_step=1"], ["total_env_step", '"total_env_steps"']),
+    (["eval.episodes=3"], ["eval.episodes", '"num_episodes"']),
+    (["logger.wandb.projct=x"], ["logger.wandb.projct", '"project"']),
+    (["checkpoint.every_minute=1"], ["checkpoint.every_minute", '"every_minutes"']),
+    (["hardware.mesh.dta=1"], ["hardware.mesh.dta", '"data"']),
+    (["env.params.gravty=1"], ["gravty", '"gravity"']),
+    (["network.hiden=[64]"], ["network.hiden", '"hidden"']),
+    # misspelt groups and options
+    (["algo=ppoo"], ["algo=ppoo", '"ppo"', "Allowed: dqn, ppo, pqn"]),
+    (["algoo=ppo"], ["algoo", '"algo"']),
+    (["env=gymnax/cartpol"], ["env=gymnax/cartpol", '"gymnax/cartpole"']),
+    (["env=cartpole"], ["env=cartpole", "gymnax/cartpole"]),
+    (["network=mpl"], ["network=mpl", '"mlp"']),
+    (["hardware=v4-33"], ["hardware=v4-33", "Allowed"]),
+    (["precision=bf32"], ["precision=bf32", "bf16"]),
+    (["logger=quite"], ["logger=quite", '"quiet"']),
+    (["experiment=nothing_like_it"], ["experiment=nothing_like_it", "Allowed"]),
+    (["debug=nanns"], ["debug=nanns", '"nans"']),
+    (["debug=nan"], ["group", "string"]),
+    # wrong types
+    (["seed=x"], ["seed", "'x'", "integer"]),
+    (["seed=-1"], ["seed", "-1", "greater than or equal to 0"]),
+    (["seed=true"], ["seed", "True", "integer"]),
+    (["algo.hp.lr=fast"], ["algo.hp.lr", "'fast'", "number"]),
+    (["algo.num_steps=1.5"], ["algo.num_steps", "1.5", "integer"]),
+    (["algo.anneal_lr=maybe"], ["algo.anneal_lr", "'maybe'", "boolean"]),
+    (["network.hidden=64"], ["network.hidden", "64", "list"]),
+    (["network.activation=rel"], ["network.activation", "'rel'", "'relu'", '"relu"']),
+    (["eval.mode=gredy"], ["eval.mode", "'gredy'", '"greedy"']),
+    (["run=trian"], ["run", "'trian'", '"train"']),
+    (["checkpoint.restore=some"], ["checkpoint.restore", "'some'", "'learner'"]),
+    (["algo.hp.lr=nan"], ["algo.hp.lr", "nan", "finite"]),
+    (["algo.hp.lr=[1"], ["algo.hp.lr=[1", "cannot be read"]),
+    (["algo"], ["algo", "cannot be read"]),
+    # zero and negative counts, values out of bounds
+    (["algo.num_envs=0"], ["algo.num_envs", "0", "greater than or equal to 1"]),
+    (["algo.num_envs=-4"], ["algo.num_envs", "-4"]),
+    (["total_env_steps=0"], ["total_env_steps", "0"]),
+    (["eval.num_episodes=0"], ["eval.num_episodes", "0"]),
+    (["algo.hp.gamma=1.5"], ["algo.hp.gamma", "1.5", "less than or equal to 1"]),
+    (["algo.hp.lr=0"], ["algo.hp.lr", "0", "greater than 0"]),
+    (["checkpoint.every_minutes=-1"], ["checkpoint.every_minutes", "-1"]),
+    (["network.hidden=[64,0]"], ["network.hidden", "0"]),
+    # fields that do not go together
+    (["algo.num_minibatches=7"], ["algo.num_minibatches", "7", "512", "nearest that fits is 4"]),
+    (["algo.gradient_accumulation=3"], ["gradient_accumulation", "3"]),
+    (["shards=3"], ["algo.num_envs", "4", "3 shards", "nearest that fits is 3"]),
+    (["shards=0"], ["shards", "0", "'auto'"]),
+    (["hardware.mesh.data=64"], ["hardware", "64 cpu", "launcher=", "hardware.emulate=true", "run=plan"]),
+    (["hardware.mesh.data=64", "shards=6", "algo.num_envs=96"], ["shards", "6", "64"]),
+    (["env=gymnax/pendulum", "algo=dqn"], ["env", "continuous", "dqn"]),
+    (["env=gymnax/pendulum", "algo=pqn"], ["env", "continuous", "pqn"]),
+    (["network=cnn"], ["network", "image"]),
+    # modules of the user's own
+    (["env.module=no.such.module"], ["env.module", "no.such.module"]),
+    (["env.module=json"], ["env.module", "json", "Config"]),
+    (["env.name=CartPole-v7"], ["env.name", "CartPole-v7", "CartPole-v1"]),
+    # directories
+    (["output_root=/dev/null/here"], ["output_root", "/dev/null/here"]),
+    (["output_root=/proc/here"], ["output_root", "/proc/here"]),
+    (["--config-dir", "/no/such/dir"], ["--config-dir", "/no/such/dir"]),
+    (["resume=nowhere"], ["resume", "nowhere", "run directory"]),
+    (["resume=0123abcd"], ["resume", "0123abcd", "output_root"]),
+    (["resume=."], ["resume", "'.'", "without a run"]),
+    (["run=eval"], ["resume", "run=eval"]),
+    # a sweep is checked before its first job
+    (["-m", "algo.hp.lr=1e-3,fast"], ["algo.hp.lr", "'fast'"]),
+    (["-m", "seed=1,2", "algo.num_minibatches=4,7"], ["algo.num_minibatches", "7"]),
+]
+
+
+def run_cli(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The command line in this process: no second import of JAX for each row of a table."""
+    monkeypatch.setattr(sys, "argv", ["rlexp", *arguments])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(a) for a, _ in WRONG])
+def test_one_line_and_nothing_left(arguments, words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    code = run_cli([*arguments, "compilation_cache=null"], monkeypatch)
+    out, err = capfd.readouterr()
+    assert code == 2, err
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    missing = [word for word in words if word not in err]
+    assert not missing, (missing, err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_a_user_types_it(tmp_path):
+    """The same in a process of its own, with nothing but the package on the path."""
+    command = [sys.executable, "-m", "rlexp", "algo.hp.lrr=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=_environment())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        'rlexp: algo.hp.lrr: unknown key; did you mean "lr"? Allowed: adam_eps, clip_eps, entropy_coef, gae_lambda, gamma, lr, '
+        "max_grad_norm, reward_scale, value_coef"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch, capfd):
+    """No space for the run directory: one line. (A small tmpfs would need root; /dev/full fails writes in the same way.)"""
+    monkeypatch.chdir(tmp_path)
+    from rlexp import rundir
+
+    def full(self, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    code = run_cli(["compilation_cache=null"], monkeypatch)
+    _, err = capfd.readouterr()
+    assert code == 2
+    assert "No space left on device" in err and err.count("\n") == 1
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*")), rundir
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}

@@ -1,0 +1,122 @@
+"""What every environment promises, over all files of conf/env and the table of docs/environments.md."""
+
+import itertools
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+
+from rlexp.config import load_module, parse
+from rlexp.envs.base import Env, action_struct
+from rlexp.types import Discrete, TimeStep
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf" / "env"
+OPTIONS = sorted(str(p.relative_to(CONF).with_suffix("")) for p in CONF.rglob("*.yaml"))
+NUM_ENVS = 6
+SHORT = 20  # the limit in these tests, of environments that may be cut off at all
+
+
+def build(option: str, **changes) -> Env:
+    node = yaml.safe_load((CONF / f"{option}.yaml").read_text()) | changes
+    module = load_module(node["module"], "env")
+    config, _ = parse(node, module.Config, "env")
+    return module.make(config)
+
+
+def documented() -> dict[str, list[str]]:
+    """{option: the other cells of its row}."""
+    rows = re.findall(r"^\| `(\w+/\w+)` \| (.*) \|$", (ROOT / "docs" / "environments.md").read_text(), re.MULTILINE)
+    return {option: cells.split(" | ") for option, cells in rows}
+
+
+@pytest.fixture(autouse=True)
+def no_download(monkeypatch):
+    from gymnax.utils import load_mnist
+
+    images = np.arange(20 * 28 * 28, dtype=np.uint8).reshape(20, 28, 28).astype(np.int8)
+    monkeypatch.setattr(load_mnist, "load_mnist", lambda: ((images, np.arange(20, dtype=np.uint8) % 10), None))
+
+
+def actions(env: Env, seed: int) -> jax.Array:
+    struct = action_struct(env.spec)
+    rng = np.random.default_rng(seed)
+    if isinstance(env.spec.action, Discrete):
+        return jnp.asarray(rng.integers(env.spec.action.num_actions, size=NUM_ENVS), struct.dtype)
+    low, high = env.spec.action.low, env.spec.action.high
+    return jnp.asarray(rng.uniform(low, high, (NUM_ENVS, *struct.shape)), struct.dtype)
+
+
+def another(env: Env, action: jax.Array) -> jax.Array:
+    return (action + 1) % env.spec.action.num_actions if isinstance(env.spec.action, Discrete) else -action
+
+
+def described(tree, num_leading: int = 0):
+    return jax.tree.map(lambda x: (x.shape[num_leading:], x.dtype), tree)
+
+
+def test_table_of_the_documentation_is_complete():
+    assert sorted(documented()) == OPTIONS
+    assert len(OPTIONS) == 26 + 5
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_contract(option):
+    observation, choices, limit, ends_by = documented()[option]
+    spec = build(option).spec
+    assert spec.max_episode_steps == int(limit)
+    assert str(list(spec.observation.shape)) == observation
+    assert spec.observation.dtype in (jnp.float32, jnp.bool_)
+    if isinstance(spec.action, Discrete):
+        assert f"{spec.action.num_actions} choices" == choices
+    else:
+        assert f"{spec.action.shape[0]} number{'s' * (spec.action.shape[0] > 1)}" == choices
+
+    # An environment whose game always ends keeps its limit, and must never reach it; of the others episodes are cut.
+    env = build(option, max_episode_steps=SHORT) if int(limit) > SHORT and ends_by != "termination" else build(option)
+    limit = env.spec.max_episode_steps
+    reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+    state, timestep = reset(jax.random.split(jax.random.key(0), NUM_ENVS))
+    assert np.asarray(timestep.first).all()
+    assert described(timestep.obs, 1) == described(env.spec.observation)
+    types = described((state, timestep))
+    rows, num_resets = [jax.tree.map(np.asarray, timestep)], 0
+    for t in range(3 * SHORT):
+        before, action = state, actions(env, t)
+        state, timestep = step(before, action)
+        assert described((state, timestep)) == types
+        again = rows[-1].last
+        if again.any() and num_resets < 3:  # the reset does not look at the action
+            num_resets += 1
+            _, other = step(before, another(env, action))
+            for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(timestep), strict=True):
+                np.testing.assert_array_equal(np.asarray(x)[again], np.asarray(y)[again])
+        rows.append(jax.tree.map(np.asarray, timestep))
+    assert num_resets
+    assert not any(x.aval.weak_type for x in jax.tree.leaves((state, timestep)))
+    assert reset._cache_size() == 1
+    assert step._cache_size() == 1  # a weak type in what reset returned would have made a second program
+    check_rows(jax.tree.map(lambda *x: np.stack(x), *rows), limit, ends_by)
+
+
+def check_rows(rows: TimeStep, limit: int, ends_by: str) -> None:
+    """The rules of first, last, reward and discount. Leaves are [T, B, ...]."""
+    assert all(np.isfinite(x.astype(np.float32)).all() for x in jax.tree.leaves((rows.obs, rows.reward, rows.info)))
+    np.testing.assert_array_equal(rows.first[1:], rows.last[:-1])
+    assert not (rows.first & rows.last).any()
+    assert not rows.reward[rows.first].any()
+    assert (rows.discount[rows.first] == 1).all()
+    assert np.isin(rows.discount, (0, 1)).all()
+    terminated, truncated = rows.last & (rows.discount == 0), rows.last & (rows.discount == 1)
+    assert not (rows.discount == 0)[~rows.last].any()
+    assert rows.last.any(axis=0).all()
+    assert ends_by == "either" or not (terminated if ends_by == "truncation" else truncated).any()
+    for b in range(rows.first.shape[1]):
+        (starts,), (ends,) = np.nonzero(rows.first[:, b]), np.nonzero(rows.last[:, b])
+        for start, end in itertools.takewhile(lambda pair: pair[1] is not None, itertools.zip_longest(starts, ends)):
+            assert end - start <= limit
+            assert not truncated[end, b] or end - start == limit

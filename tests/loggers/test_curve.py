@@ -1,0 +1,65 @@
+"""curve.png shows what metrics.jsonl holds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rlexp.loggers import curve, jsonl
+
+
+def write(folder: Path, rows: list[dict]) -> None:
+    logger = jsonl.make(folder / jsonl.NAME, start_env_steps=0)
+    for n, row in enumerate(rows):
+        logger.log({"env_steps": 1000 * n, "wall_s": float(n), **row})
+    logger.close({})
+
+
+def pixels(path: Path, color: str, tolerance: int = 24) -> int:
+    """How many pixels have about this colour."""
+    target = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        colors = np.asarray(image.convert("RGB")).astype(int)
+    return int((np.abs(colors - target).max(axis=-1) < tolerance).sum())
+
+
+EVAL, TRAIN, BAND = "#1f5fbf", "#e08a3c", "#dde7f5"
+
+
+def test_both_curves_and_the_band_are_drawn(tmp_path):
+    rows = [{"eval/return_mean": 10.0 * n, "eval/return_std": 20.0, "train/return_mean": 8.0 * n} for n in range(10)]
+    write(tmp_path, rows)
+    assert curve.draw(tmp_path) == tmp_path / "curve.png"
+    assert pixels(tmp_path / "curve.png", EVAL) > 1000
+    assert pixels(tmp_path / "curve.png", TRAIN) > 500
+    wide = pixels(tmp_path / "curve.png", BAND, tolerance=4)
+    write(tmp_path, [row | {"eval/return_std": 1.0} for row in rows])
+    curve.draw(tmp_path)
+    assert wide > 50_000
+    assert pixels(tmp_path / "curve.png", BAND, tolerance=4) < 10_000
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["curve.png", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize(("name", "seen", "unseen"), [("eval", EVAL, TRAIN), ("train", TRAIN, EVAL)])
+def test_either_curve_alone(tmp_path, name, seen, unseen):
+    """One point, empty counts around it, no std."""
+    write(tmp_path, [{f"{name}/return_mean": None}, {f"{name}/return_mean": 1.0}, {f"{name}/return_mean": 3.0}])
+    curve.draw(tmp_path)
+    assert pixels(tmp_path / "curve.png", seen) > 300
+    assert pixels(tmp_path / "curve.png", unseen) == 0
+
+
+@pytest.mark.parametrize("rows", [[], [{"loss/policy": 1.0}], [{"eval/return_mean": None}]])
+def test_nothing_to_draw_makes_no_file(tmp_path, rows):
+    write(tmp_path, rows)
+    assert curve.draw(tmp_path) is None
+    assert curve.draw(tmp_path / "no such folder") is None
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_one_evaluation_is_a_visible_point(tmp_path):
+    write(tmp_path, [{"eval/return_mean": 5.0, "eval/return_std": 0.0}])
+    curve.draw(tmp_path)
+    assert pixels(tmp_path / "curve.png", EVAL) > 100

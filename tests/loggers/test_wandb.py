@@ -1,0 +1,219 @@
+"""W&B offline, read back from its files; online, against a stand-in on loopback; and every way to fail without harm."""
+
+import json
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import wandb_file
+import wandb_standin
+
+KEY = wandb_standin.KEY
+
+
+def segments(child, member: int = 0) -> list[wandb_file.WandbFile]:
+    files = sorted((child.root / str(member) / "wandb").glob("offline-run-*/*.wandb"))
+    return [wandb_file.read(path) for path in files]
+
+
+def steps(rows: list[dict]) -> list[int]:
+    return [row["env_steps"] for row in rows]
+
+
+# --- offline ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_offline_run_holds_rows_config_summary_and_id(child):
+    done = child.run()
+    (run,) = segments(child)
+    assert run.id == "member00"
+    assert run.config["algo"] == {"hp": {"lr": 1e-3}}
+    assert run.tags == ["a tag"]
+    assert steps(run.rows) == [100, 200, 300, 400]
+    assert [row["_step"] for row in run.rows] == [100, 200, 300, 400]
+    assert run.rows[2]["loss/policy"] == 0.3
+    assert "train/return_mean" not in run.rows[0]  # an empty count is left out
+    assert ("*", "env_steps") in run.step_metrics
+    assert run.summary["status"] == "finished"
+    assert run.summary["objective"] == 7.5
+    assert run.exit_code == 0
+    # What the user is told: where it is, and nothing else from W&B.
+    assert f"wandb sync {child.root}/0/wandb/offline-run-*" in done.stdout
+    assert "warning" not in done.stderr
+    assert [line for line in done.stdout.splitlines() if "andb" in line.lower()] == done.stdout.splitlines()[:1]
+
+
+def test_a_failed_run_is_marked_failed(child):
+    child.run(status="failed")
+    assert segments(child)[0].exit_code == 1
+
+
+def test_sixteen_runs_at_once(child):
+    child.run(members=16)
+    for i in range(16):
+        (run,) = segments(child, i)
+        assert run.id == f"member{i:02}"
+        assert run.config["seed"] == i
+        assert [row["loss/policy"] for row in run.rows] == [i + 0.1, i + 0.2, i + 0.3, i + 0.4]
+        assert run.exit_code == 0
+
+
+def test_a_killed_offline_run_is_whole_after_resume(child):
+    """W&B loses the last rows of a killed process. The resumed run has all, and each once."""
+    child.run(kill=True, end=400)
+    child.run(start=200, end=600)
+    (run,) = segments(child)  # what `wandb sync offline-run-*` takes: one segment, the old one is set aside
+    assert run.id == "member00"
+    assert steps(run.rows) == [100, 200, 300, 400, 500, 600]
+    assert len(list((child.root / "0" / "wandb").glob("replaced-offline-run-*"))) == 1
+
+
+def test_after_a_sync_a_resumed_offline_run_holds_only_new_rows(child):
+    """The server has the rows of the first segment: logged again, they would be doubled."""
+    child.run(end=400)
+    (file,) = (child.root / "0" / "wandb").glob("offline-run-*/*.wandb")
+    file.with_name(file.name + ".synced").touch()  # as `wandb sync` does
+    child.run(start=200, end=600)
+    first, second = segments(child)
+    assert first.id == second.id == "member00"
+    assert steps(first.rows) == [100, 200, 300, 400]
+    assert steps(second.rows) == [300, 400, 500, 600]
+
+
+def test_the_environment_decides_for_auto_only(child):
+    child.env["WANDB_MODE"] = "disabled"
+    child.run(mode="auto")
+    assert sorted(x.name for x in (child.root / "0").iterdir()) == ["metrics.jsonl"]
+    child.run(mode="offline")
+    assert len(segments(child)) == 1
+
+
+def test_a_checkpoint_becomes_an_artifact_when_asked(child, tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "params").write_text("numbers")
+    child.env["WANDB_DATA_DIR"] = str(tmp_path / "data")
+    child.run(artifacts=False, checkpoint_at=200, checkpoint=folder)
+    assert segments(child)[0].artifacts == []
+    child.run(artifacts=True, checkpoint_at=200, checkpoint=folder)
+    assert "checkpoint-member00" in segments(child)[-1].artifacts
+
+
+# --- online ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_online_run_holds_each_row_once_after_resumes(child, server):
+    done = child.run(end=400)
+    run = server.runs["member00"]
+    assert f"W&B: {server.url}/" in done.stdout
+    assert run.project == "rlexp"
+    assert run.name == "member00"
+    assert run.config["algo"]["value"] == {"hp": {"lr": 1e-3}}
+    assert steps(run.history) == [100, 200, 300, 400]
+    assert run.summary["objective"] == 7.5
+    assert run.exit_code == 0
+
+    child.run(start=200, end=600)  # makes 300 and 400 again: they are not doubled
+    assert steps(run.history) == [100, 200, 300, 400, 500, 600]
+
+    del run.lines[4:]  # say it was killed before 500 and 600 reached the server: they are not lost
+    run.summary["_step"] = 400
+    child.run(start=600, end=700)
+    assert steps(run.history) == [100, 200, 300, 400, 500, 600, 700]
+
+
+def test_sync_uploads_an_offline_run(child, server):
+    child.run(mode="offline")
+    assert server.runs == {}
+    (folder,) = (child.root / "0" / "wandb").glob("offline-run-*")
+    command = [sys.executable, "-m", "wandb", "sync", str(folder)]
+    subprocess.run(command, env=child.env, check=True, capture_output=True, timeout=60)
+    assert steps(server.runs["member00"].history) == [100, 200, 300, 400]
+
+
+def test_a_key_in_netrc_is_found(child, server):
+    del child.env["WANDB_API_KEY"]
+    host = server.url.removeprefix("http://")
+    file = Path(child.env["HOME"]) / ".netrc"
+    file.write_text(f"machine {host}\n  login user\n  password {KEY}\n")
+    file.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    child.run()
+    assert steps(server.runs["member00"].history) == [100, 200, 300, 400]
+
+
+def test_the_key_is_in_no_file_and_no_output(child, server, tmp_path):
+    outputs = [child.run(end=200), child.run(start=200, end=400, mode="offline")]
+    server.refuse.set()
+    outputs.append(child.run(start=400, end=600))
+    assert len(server.keys) == 1  # the key was used
+    files = [x for x in tmp_path.rglob("*") if x.is_file()]
+    assert any(x.name == "debug-internal.log" for x in files)
+    for file in files:
+        assert KEY.encode() not in file.read_bytes(), file
+    for done in outputs:
+        assert KEY not in done.stdout + done.stderr
+
+
+# --- trouble: one warning, and the run goes on -----------------------------------------------------------------------
+
+
+def whole_offline(child, done, words: str) -> None:
+    """The run went on: all rows are in metrics.jsonl and in an offline run, and one warning says why."""
+    warnings = [line for line in done.stderr.splitlines() if line]
+    assert len(warnings) == 1, done.stderr
+    assert warnings[0].startswith("warning: W&B: ")
+    assert words in warnings[0]
+    assert warnings[0].endswith("; going on offline")
+    assert steps(segments(child)[-1].rows) == [100, 200, 300, 400]
+    lines = (child.root / "0" / "metrics.jsonl").read_text().splitlines()
+    assert steps([json.loads(line) for line in lines]) == [100, 200, 300, 400]
+
+
+def test_an_unreachable_server(child):
+    child.env["WANDB_API_KEY"] = KEY
+    started = time.monotonic()
+    whole_offline(child, child.run(), "http://127.0.0.1:9 cannot be reached")
+    assert time.monotonic() - started < 60  # a bound on hanging, far from what it takes
+
+
+def test_a_refused_key(child, server):
+    server.refuse.set()
+    whole_offline(child, child.run(members=2), "403")
+    assert steps(segments(child, 1)[-1].rows) == [100, 200, 300, 400]
+
+
+def test_a_malformed_key(child, server):
+    child.env["WANDB_API_KEY"] = "tooshort"
+    done = child.run()
+    whole_offline(child, done, "API key")
+    assert server.keys == set()
+
+
+def test_no_key_is_a_warning_only_if_online_was_asked_for(child):
+    whole_offline(child, child.run(mode="online"), "wandb login")
+    assert child.run(mode="auto").stderr == ""
+
+
+def test_a_server_that_goes_silent_ends_the_run_in_bounded_time(child, server):
+    server.silence.set()
+    started = time.monotonic()
+    whole_offline(child, child.run(timeout_s=2.0), "context deadline exceeded")
+    assert time.monotonic() - started < 60
+
+
+def test_a_server_that_dies_names_what_to_sync(child, server):
+    server.silence_after_start.set()
+    done = child.run(timeout_s=2.0)
+    assert "upload later with: wandb sync" in done.stderr
+    folder = Path(done.stderr.split("wandb sync ")[1].strip())
+    (file,) = folder.glob("*.wandb")
+    assert steps(wandb_file.read(file).rows) == [100, 200, 300, 400]
+
+
+def test_wandb_not_installed(child, tmp_path):
+    (tmp_path / "wandb.py").write_text("raise ImportError('no module named wandb')\n")
+    child.env["PYTHONPATH"] = f"{tmp_path}:{child.env['PYTHONPATH']}"
+    done = child.run()
+    assert done.stderr == "warning: W&B is off: no module named wandb; the metrics are in metrics.jsonl\n"

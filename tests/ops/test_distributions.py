@@ -1,0 +1,103 @@
+"""Distributions of actions against SciPy and plain NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
+
+LOGITS = jnp.log(jnp.asarray([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]], jnp.float32)) + 3.0  # need not be normalised
+MASK = jnp.asarray([[True, False, True, False], [False, False, True, False], [True, True, True, True]])
+
+
+def test_categorical_by_hand():
+    dist = Categorical(LOGITS)
+    np.testing.assert_allclose(dist.log_prob(jnp.asarray([2, 0])), np.log([0.7, 0.5]), rtol=1e-5)
+    np.testing.assert_allclose(dist.entropy(), scipy.stats.entropy(np.exp(LOGITS), axis=-1), rtol=1e-5)
+    np.testing.assert_array_equal(dist.mode(), [2, 0])
+    assert dist.mode().dtype == dist.sample(jax.random.key(0)).dtype == jnp.int32
+
+
+def test_categorical_has_the_gradient_of_the_softmax():
+    gradient = jax.grad(lambda x: Categorical(x).log_prob(jnp.asarray([2, 0])).sum())(LOGITS)
+    np.testing.assert_allclose(gradient, [[-0.1, -0.2, 0.3], [0.5, -0.25, -0.25]], rtol=1e-5, atol=1e-7)
+
+
+def test_categorical_samples_by_its_probabilities():
+    draws = jax.jit(jax.vmap(Categorical(LOGITS).sample))(jax.random.split(jax.random.key(0), 4000))
+    for row, probabilities in enumerate(np.array([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]])):
+        counts = np.bincount(draws[:, row], minlength=3)
+        assert scipy.stats.chisquare(counts, 4000 * probabilities).pvalue > 1e-3
+
+
+def test_masked_actions_have_probability_zero_and_the_rest_their_own_softmax():
+    logits = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32) * 4
+
+    @jax.jit
+    def read(logits):
+        dist = masked(logits, MASK)
+        actions = jnp.broadcast_to(jnp.arange(4)[:, None], (4, 3))
+        return dist.logits, jnp.exp(jax.vmap(dist.log_prob)(actions)).T, dist.entropy()
+
+    finite, probabilities, entropy = read(logits)
+    assert np.isfinite(finite).all()
+    np.testing.assert_array_equal(probabilities[~MASK], 0)
+    weights = np.where(MASK, np.exp(logits, dtype=np.float64), 0)
+    np.testing.assert_allclose(probabilities, weights / weights.sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(entropy, scipy.stats.entropy(weights, axis=-1), rtol=1e-5)
+
+
+def test_masked_actions_are_never_taken():
+    dist = masked(jnp.where(MASK, 0.0, 50.0), MASK)  # as if the policy wanted nothing else
+    draws = jax.jit(jax.vmap(dist.sample))(jax.random.split(jax.random.key(0), 500))
+    assert np.take_along_axis(np.asarray(MASK), np.asarray(draws).T, axis=1).all()
+    np.testing.assert_array_equal(dist.mode(), [0, 2, 0])
+
+
+def test_masked_actions_get_no_gradient_and_make_no_nan():
+    logits = jax.random.normal(jax.random.key(0), (3, 4))
+
+    def score(logits, of):
+        dist = masked(logits, MASK)
+        return (dist.log_prob(jnp.asarray([0, 2, 1])) if of == "log_prob" else dist.entropy()).sum()
+
+    for of in ("log_prob", "entropy"):
+        gradient = jax.jit(jax.grad(score), static_argnums=1)(logits, of)
+        assert np.isfinite(gradient).all()
+        np.testing.assert_array_equal(gradient[~MASK], 0)
+        assert np.abs(gradient[2]).min() > 0
+
+
+def test_a_row_without_any_allowed_action_is_uniform():
+    dist = masked(LOGITS, jnp.zeros((2, 3), bool))
+    np.testing.assert_allclose(dist.entropy(), np.log([3, 3]), rtol=1e-6)
+    assert np.isfinite(jax.grad(lambda x: masked(x, jnp.zeros((2, 3), bool)).entropy().sum())(LOGITS)).all()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_diagonal_normal_agrees_with_scipy(shared):
+    mean, log_std, action = jax.random.normal(jax.random.key(0), (3, 5, 2))
+    log_std = log_std[0] if shared else log_std
+    dist = DiagonalNormal(mean, log_std)
+    oracle = scipy.stats.norm(np.asarray(mean, np.float64), np.broadcast_to(np.exp(log_std), (5, 2)))
+    np.testing.assert_allclose(dist.log_prob(action), oracle.logpdf(action).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(dist.entropy(), oracle.entropy().sum(-1), rtol=1e-5)
+    np.testing.assert_array_equal(dist.mode(), mean)
+
+
+def test_diagonal_normal_samples_with_its_mean_and_deviation():
+    dist = DiagonalNormal(jnp.asarray([1.0, -2.0]), jnp.log(jnp.asarray([0.5, 3.0])))
+    draws = np.asarray(jax.jit(jax.vmap(dist.sample))(jax.random.split(jax.random.key(0), 4000)))
+    for i, (mean, std) in enumerate([(1, 0.5), (-2, 3)]):
+        assert scipy.stats.kstest(draws[:, i], scipy.stats.norm(mean, std).cdf).pvalue > 1e-3
+    assert abs(np.corrcoef(draws.T)[0, 1]) < 0.06  # four standard errors
+
+
+def test_other_types_are_refused():
+    half = jnp.zeros((2, 3), jnp.bfloat16)
+    with pytest.raises(AssertionError, match="expected float32, got bfloat16"):
+        Categorical(half).entropy()
+    with pytest.raises(AssertionError, match="expected float32, got bfloat16"):
+        DiagonalNormal(half, half).log_prob(half)
