@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 What = Literal["all", "learner", "params"]
 Warn = Callable[[str], None]
+Keys = tuple[str, ...]  # the path of a node
 
 
 @schema
@@ -151,10 +152,10 @@ class _KeepBest(NamedTuple):
     metrics: dict[int, float]  # by update; grows with each save
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """For each checkpoint, whether it stays; of equal ones the later."""
+        """Of equal ones the earlier stays: the later may just carry on the metric of an evaluation before it."""
         del context
-        ranked = sorted((self.metrics[c.step], c.step) for c in checkpoints if c.step in self.metrics)
-        best = [step for _, step in ranked[::-1][: self.num]]
+        ranked = sorted((-self.metrics[c.step], c.step) for c in checkpoints if c.step in self.metrics)
+        best = [step for _, step in ranked[: self.num]]
         return [c.step in best for c in checkpoints]
 
 
@@ -211,13 +212,12 @@ def restore(directory: Path, abstract_run: PyTree, *, warn: Warn) -> Restored | 
     Raises:
       ConfigError: all checkpoints are damaged, or the Run has another structure than the saved one.
     """
-    step = _newest(directory, ("run", "meta"), warn)
-    if step is None:
-        return None
-    difference = _difference(_saved_leaves(step), _leaves(abstract_run))
-    if difference:
-        raise _mismatch(step, difference)
-    return Restored(int(step.name), _read(step, abstract_run), _read_meta(step)["meta"])
+    return _restore(directory, (), abstract_run, ("run", "meta"), warn)
+
+
+def restore_state(directory: Path, abstract_state: PyTree, *, warn: Warn) -> Restored | None:
+    """As `restore`, but only Run.state, to act and evaluate with. The rest is not read, and may differ."""
+    return _restore(directory, ("state",), abstract_state, ("meta",), warn)
 
 
 def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) -> Restored | None:
@@ -231,23 +231,17 @@ def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) 
     """
     if what == "all":
         return restore(directory, fresh_run, warn=warn)
-    # Reading a whole replay buffer only to check it would take long: the sizes of its files must do.
     step = _newest(directory, ("meta",), warn)
     if step is None:
         return None
-    saved, fresh = _saved_leaves(step), fresh_run.state._asdict()
-    parts = {}
+    taken = {}
     for name in ("params", "normaliser", "opt_state") if what == "learner" else ("params", "normaliser"):
-        prefix = ("state", name)
-        there = {path: leaf for path, leaf in saved.items() if path[:2] == prefix}
-        difference = _difference(there, {prefix + path: leaf for path, leaf in _leaves(fresh[name]).items()})
+        at, fresh = ("state", name), fresh_run.state._asdict()[name]
+        difference = _difference(step, at, fresh)
         if difference and name == "opt_state":
             warn(f"{step}: the optimiser starts anew, since another one was saved: {difference}")
-        elif difference:
-            raise _mismatch(step, difference)
         else:
-            parts[name] = fresh[name]
-    taken = _read(step, {"state": parts})["state"]
+            taken[name] = _read(step, at, fresh)
     run = fresh_run._replace(state=fresh_run.state._replace(**taken))
     return Restored(int(step.name), run, _read_meta(step)["meta"])
 
@@ -267,14 +261,14 @@ def size_bytes(run: PyTree) -> int:
 
 
 def _newest(directory: Path, checked: Sequence[str], warn: Warn) -> Path | None:
-    """The newest checkpoint without a fault; `checked` are the items whose every byte is read."""
-    faults = []
-    for update in reversed(_steps(Path(directory))):
-        step = Path(directory) / str(update)
+    """The newest checkpoint without a fault; see `_fault` for `checked`."""
+    directory, faults = Path(directory), []
+    for update in reversed(_steps(directory)):
+        step = directory / str(update)
         fault = _fault(step, checked)
         if fault is None:
             for told in faults:
-                warn(f"{Path(directory)}: a damaged checkpoint is passed over for {update}: {told}")
+                warn(f"{directory}: a damaged checkpoint is passed over for {update}: {told}")
             return step
         faults.append(f"{update}: {fault}")
     if faults:
@@ -282,17 +276,31 @@ def _newest(directory: Path, checked: Sequence[str], warn: Warn) -> Path | None:
     return None
 
 
-def _read(step: Path, abstract: PyTree) -> PyTree:
+def _restore(directory: Path, at: Keys, abstract: PyTree, checked: Sequence[str], warn: Warn) -> Restored | None:
+    step = _newest(directory, checked, warn)
+    return Restored(int(step.name), _read(step, at, abstract), _read_meta(step)["meta"]) if step else None
+
+
+def _read(step: Path, at: Keys, abstract: PyTree) -> PyTree:
+    """What lies at a path of the saved Run, and nothing else, laid out as `abstract` is."""
+    if difference := _difference(step, at, abstract):
+        how = "checkpoint.restore=all|learner|params says how much is taken, and that must fit"
+        raise ConfigError(f"{step}: {difference}; {how}")
     ocp = _orbax()
 
     def onto(leaf: Any) -> Any:
         sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
 
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), abstract)
+    item = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), abstract)
+    for key in reversed(at):
+        item = {key: item}
     # partial_restore: what the item does not name is not read.
-    args = ocp.args.PyTreeRestore(item=abstract, restore_args=jax.tree.map(onto, abstract), partial_restore=True)
-    return ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
+    args = ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(onto, item), partial_restore=True)
+    found = ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
+    for key in at:
+        found = found[key]
+    return found
 
 
 def _read_meta(step: Path) -> dict[str, Any]:
@@ -301,15 +309,22 @@ def _read_meta(step: Path) -> dict[str, Any]:
 
 # --- structure --------------------------------------------------------------------------------------------------------
 
-_Leaves = dict[tuple[str, ...], str]  # path -> "float32[2,64]"
+
+def _leaves(tree: PyTree) -> dict[Keys, str]:
+    """{path: what _describe says}."""
+    return {_keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _leaves(run: PyTree) -> _Leaves:
-    return {_keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(run)}
-
-
-def _saved_leaves(step: Path) -> _Leaves:
-    return _leaves(_orbax().PyTreeCheckpointHandler().metadata(step / "run").tree)
+def _difference(step: Path, at: Keys, wanted: PyTree) -> str:
+    """The first leaf below a path that was saved otherwise than it is wanted, in words; empty where there is none."""
+    saved = _leaves(_orbax().PyTreeCheckpointHandler().metadata(step / "run").tree)
+    there = {path: leaf for path, leaf in saved.items() if path[: len(at)] == at}
+    here = {at + path: leaf for path, leaf in _leaves(wanted).items()}
+    for path in here | there:
+        was, is_now = there.get(path, "missing"), here.get(path, "missing")
+        if was != is_now:
+            return f"{'.'.join(path)} is {was} there, and {is_now} in this run"
+    return ""
 
 
 def _describe(leaf: Any) -> str:
@@ -319,21 +334,7 @@ def _describe(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def _difference(saved: _Leaves, wanted: _Leaves) -> str:
-    """The first leaf that differs, in words; empty where none does."""
-    for path in wanted | saved:
-        there, here = saved.get(path, "missing"), wanted.get(path, "missing")
-        if there != here:
-            return f"{'.'.join(path)} is {there} there, and {here} in this run"
-    return ""
-
-
-def _mismatch(step: Path, difference: str) -> ConfigError:
-    how = "checkpoint.restore=all|learner|params says how much is taken, and that must fit"
-    return ConfigError(f"{step}: {difference}; {how}")
-
-
-def _keys(path: Any) -> tuple[str, ...]:
+def _keys(path: Any) -> Keys:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
@@ -358,7 +359,10 @@ def _write_checksums(directory: Path, update: int) -> None:
 
 
 def _fault(step: Path, checked: Sequence[str]) -> str | None:
-    """What is wrong with a checkpoint: all sizes are compared, and the bytes of the items named in `checked`."""
+    """What is wrong with a checkpoint: all sizes are compared, and the bytes of the items named in `checked`.
+
+    For a part of the Run the sizes must do, since reading a whole replay to check it would take long.
+    """
     try:
         sums = json.loads((step / _CHECKSUMS).read_text())
         for name, (size, crc) in sums.items():

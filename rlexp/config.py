@@ -103,7 +103,7 @@ class DebugConfig:
 class Config:
     """One run. Every key can be set on the command line, as in `python -m rlexp algo=ppo algo.hp.lr=3e-4 seed=1`."""
 
-    seed: CountOrZero
+    seed: Annotated[CountOrZero, Field(lt=2**32)]
     """Seed of everything random. Two runs with the same seed on the same machine are the same, bit for bit."""
     total_env_steps: Count
     """Environment steps to train for, over all environments; rounded up to whole updates. 1e6 is fine."""

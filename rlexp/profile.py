@@ -8,6 +8,7 @@ Two kinds of numbers, which need not agree to the last digit:
 import contextlib
 import re
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,18 +18,15 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.profiler import ProfileData, ProfileOptions, StepTraceAnnotation
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rlexp import program, rundir
-from rlexp.evaluate import Episodes, episode_means
+from rlexp.evaluate import episode_means
 from rlexp.experiment import Experiment
 from rlexp.layout import Layout, over_members
 from rlexp.loggers import jsonl
 from rlexp.program import Program, Run, Traced, collect_once, learn_once
 from rlexp.trainer import Member, layout_of
-from rlexp.types import Batch, Metrics, PyTree
+from rlexp.types import Batch, PyTree
 
 _REPETITIONS = 5
 _CHUNK_S, _MAX_UPDATES = 0.2, 64  # a timed chunk takes about so long, and has at most so many updates
@@ -51,39 +49,34 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
     with _no_compilation_cache():
         compiled = traced.compile()
     run, update = _start(lead, traced, compiled, resume_dir)
-    folder = member.dir / "profile"
+    folder, device = member.dir / "profile", layout.mesh.devices.flat[0]
     folder.mkdir(exist_ok=True)
 
-    run, clocks = _clocks(lead, layout, traced, compiled, run, update, folder / jsonl.NAME)
-    seconds = clocks["seconds_per_update"]["chunk"]
-    num_updates = max(1, round(_TRACED_CHUNK_S / seconds))
+    run, report = _clocks(lead, layout, traced, compiled, run, update or 0, folder / jsonl.NAME)
+    num_updates = max(1, round(_TRACED_CHUNK_S / report["seconds_per_update"]["chunk"]))
     file = _trace(folder, compiled, run, num_updates)
-    per = {"num_chunks": _TRACED_CHUNKS, "num_updates": num_updates * _TRACED_CHUNKS}
-    inside = summarise(
-        ProfileData.from_file(str(file)), origins(compiled.hlo()), num_devices=len(layout.mesh.local_devices), **per
-    )
-    device = layout.mesh.devices.flat[0]
+    trace = ProfileData.from_file(str(file))
+    num_device_updates = _TRACED_CHUNKS * num_updates * len(layout.mesh.local_devices)
     report = {
         "algo": lead.config.algo.module,
         "env": lead.spec.name,
         "devices": {"platform": device.platform, "kind": device.device_kind, "num": layout.mesh.size},
         "compile_s": compiled.compile_s,
-        **clocks,
-        "env_steps_per_second": lead.env_steps_per_update / seconds,
-        "trace": {"file": str(file.relative_to(member.dir)), **per, **inside},
+        **report,
+        "trace": {"chunks": _TRACED_CHUNKS, "updates_per_chunk": num_updates, "file": str(file.relative_to(member.dir))}
+        | summarise(trace, origins(compiled.hlo()), num_device_updates=num_device_updates),
     }
     rundir.write_json(member.dir / "profile.json", report)
-    steps = lead.env_steps(update) if resume_dir else None
+    steps = None if update is None else lead.env_steps(update)
     summary = {"status": "finished", "objective": None, "env_steps": steps or 0, "env_steps_per_second": None}
-    summary |= {"compile_s": compiled.compile_s, "resumed_from": steps}
-    rundir.write_json(member.dir / "summary.json", summary)
+    rundir.write_json(member.dir / "summary.json", summary | {"compile_s": compiled.compile_s, "resumed_from": steps})
     _print(report, member.dir)
 
 
 @contextlib.contextmanager
 def _no_compilation_cache() -> Iterator[None]:
     """Compilation at its true cost; and a cached program would tell its operations by the names of back then."""
-    before = jax.config.jax_enable_compilation_cache
+    before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX looks at the switch once only
     try:
@@ -93,16 +86,16 @@ def _no_compilation_cache() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path | None) -> tuple[Run, int]:
-    """The run to profile, and the updates that it has had."""
+def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path | None) -> tuple[Run, int | None]:
+    """The run to profile, and the update that it goes on from, if it does."""
     if resume_dir is None:
-        return compiled.init(), 0
+        return compiled.init(), None
     checkpoint, what, where = lead.part("checkpoint"), lead.config.checkpoint.restore, resume_dir / "checkpoints"
     if what == "all":
-        found = checkpoint.restore(where, traced.abstract_run, warn=print)
-        return (found.run, found.update) if found else (compiled.init(), 0)
-    found = checkpoint.restore_into(where, compiled.init(), what=what, warn=print)
-    return (found.run if found else compiled.init()), 0
+        found = checkpoint.restore(where, traced.abstract_run, warn=warnings.warn)
+        return (found.run, found.update) if found else (compiled.init(), None)
+    found = checkpoint.restore_into(where, compiled.init(), what=what, warn=warnings.warn)
+    return (found.run if found else compiled.init()), None
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
@@ -111,7 +104,7 @@ def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path
 def _clocks(
     lead: Experiment, layout: Layout, traced: Traced, compiled: Program, run: Run, update: int, lines: Path
 ) -> tuple[Run, dict[str, Any]]:
-    """Medians over repetitions in which the parts take turns. Writes the trainer's metric lines to `lines` and removes it."""
+    """Medians over repetitions in which the parts take turns. `lines` takes the metric lines, and is removed."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
 
     def collect_all(state: PyTree, data: PyTree) -> Any:
@@ -142,7 +135,12 @@ def _clocks(
     for _ in range(_REPETITIONS):
         chunk_s, (run, metrics) = _timed(compiled.chunk, run, num_updates)
         evaluation_s, episodes = _timed(compiled.evaluate, run, update)
-        fetch_s, write_s = _tail(metrics, episodes, logger.log)
+        # The trainer's tail: fetch, divide, write.
+        fetch_s, (metrics, episodes) = _timed(jax.device_get, (metrics, episodes))
+        began = time.perf_counter()
+        values = episode_means(episodes) | {name: program.mean(metric) for name, metric in metrics.items()}
+        logger.log({"env_steps": 0, "wall_s": began} | {name: float(x[0]) for name, x in values.items()})
+        write_s = time.perf_counter() - began
         run, rollout_s, update_s = apart(run, num_updates)
         rounds.append((chunk_s, rollout_s, update_s, evaluation_s, fetch_s, write_s))
         fetched = jax.tree.leaves((metrics, episodes))
@@ -154,20 +152,12 @@ def _clocks(
         "repetitions": _REPETITIONS,
         "updates_per_chunk": num_updates,
         "env_steps_per_update": lead.env_steps_per_update,
+        "env_steps_per_second": lead.env_steps_per_update * num_updates / chunk_s,
         "seconds_per_update": {name: seconds / num_updates for name, seconds in parts.items()},
         "evaluation": {"seconds": evaluation_s, "episodes": lead.config.eval.num_episodes},
         "host_per_chunk": {"fetch_s": fetch_s, "write_s": write_s},
         "fetched_per_chunk": {"arrays": len(fetched), "bytes": sum(x.nbytes for x in fetched)},
     }
-
-
-def _tail(metrics: Metrics, episodes: Episodes, log: Callable[[dict[str, Any]], None]) -> tuple[float, float]:
-    """What the trainer does between two chunks: seconds to fetch the metrics, and to divide and write them."""
-    fetch_s, (on_host, played) = _timed(jax.device_get, (metrics, episodes))
-    began = time.perf_counter()
-    values = episode_means(played) | {name: program.mean(metric) for name, metric in on_host.items()}
-    log({"env_steps": 0, "wall_s": began} | {name: float(x[0]) for name, x in values.items()})
-    return fetch_s, time.perf_counter() - began
 
 
 def _timed(f: Callable, *args: Any) -> tuple[float, Any]:
@@ -194,16 +184,14 @@ def _trace(folder: Path, compiled: Program, run: Run, num_updates: int) -> Path:
 
 def origins(hlo: str) -> dict[str, str]:
     """{instruction: the code that it came from}, such as "update/transpose(jvp(Head))/Dense_0/dot_general"."""
-    found = re.findall(r'^\s*(?:ROOT )?%?([\w.-]+) = .*?metadata={[^}]*?op_name="([^"]*)"', hlo, flags=re.MULTILINE)
-    return {name: "/".join(x for x in path.split("/")[1:] if x not in _PLUMBING) for name, path in found}
+    found = re.findall(r'^\s*(?:ROOT )?%?([\w.-]+) = .*?metadata={[^}]*?op_name="([^":]*)', hlo, flags=re.MULTILINE)
+    paths = {name: path.replace("/(", "/").split("/")[1:] for name, path in found}  # of merged ones the first: a/(b:c)
+    return {name: "/".join(x for x in path if x not in _PLUMBING) for name, path in paths.items()}
 
 
 _PLUMBING = ("while", "body", "cond", "closed_call", "shard_map", "vmap()")
 _PART = re.compile(r"(?:\w+\()*(rollout|update)\)*(?:/|$)")  # the scope's name, also as vmap(rollout)
-_COLLECTIVE = re.compile(
-    r"all-?reduce|all-?gather|reduce-?scatter|collective-?permute|collective-?broadcast|all-?to-?all|nccl.*sendrecv",
-    re.I,
-)
+_COLLECTIVE = re.compile("all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective|sendrecv", re.IGNORECASE)
 _CONTROL_FLOW = re.compile(r"(while|conditional|call)(\.\d+)*")  # holds operations that are counted themselves
 _LINES = {"GPU": "Stream", "TPU": "XLA Ops", "CPU": ""}  # of a device's plane; its other lines tell the same again
 
@@ -217,7 +205,7 @@ class Operation(NamedTuple):
     bytes_to_host: int | None  # None but for a copy to the host
 
 
-def _operations(profile: ProfileData, origins: Mapping[str, str]) -> Iterator[Operation]:
+def _operations(profile: Any, origins: Mapping[str, str]) -> Iterator[Operation]:
     planes = list(profile.planes)  # the host's plane holds the operations only where the CPU is the device
     devices = [p for p in planes if p.name.startswith(("/device:GPU", "/device:TPU"))]
     for plane in devices or [p for p in planes if p.name == "/host:CPU"]:
@@ -235,16 +223,14 @@ def _operations(profile: ProfileData, origins: Mapping[str, str]) -> Iterator[Op
             yield Operation(name if copy else op, origins.get(op, ""), event.duration_ns * 1e-9, to_host)
 
 
-def summarise(
-    profile: ProfileData, origins: Mapping[str, str], *, num_chunks: int, num_updates: int, num_devices: int
-) -> dict[str, Any]:
-    """Sums over a trace. Seconds and counts are those of one update on the mean device; copies those of one chunk."""
+def summarise(profile: Any, origins: Mapping[str, str], *, num_device_updates: int) -> dict[str, Any]:
+    """Sums over a ProfileData, divided by updates and devices: those of one update on the mean device."""
     done = list(_operations(profile, origins))
-    busy_s = sum(op.seconds for op in done)
+    all_s = sum(op.seconds for op in done) or 1.0
 
     def total(chosen: Sequence[Operation]) -> dict[str, float]:
-        seconds, per = sum(op.seconds for op in chosen), num_updates * num_devices
-        return {"seconds": seconds / per, "count": len(chosen) / per, "share": seconds / busy_s if busy_s else 0.0}
+        seconds, per = sum(op.seconds for op in chosen), num_device_updates
+        return {"seconds": seconds / per, "count": len(chosen) / per, "share": seconds / all_s}
 
     parts, by_name = defaultdict(list), defaultdict(list)
     for op in done:
@@ -254,83 +240,41 @@ def summarise(
     dearest = sorted(by_name.items(), key=lambda item: -sum(op.seconds for op in item[1]))[:_TOP]
     copies = [op for op in done if op.bytes_to_host is not None]
     return {
-        "all": total(done),
         "parts": {name: total(parts[name]) for name in ("rollout", "update", "rest")},
         "collectives": total([op for op in done if _COLLECTIVE.search(op.name)]),
-        "copies_to_host_per_chunk": {
-            "count": len(copies) / num_chunks,
-            "bytes": sum(op.bytes_to_host or 0 for op in copies) / num_chunks,
-            "seconds": sum(op.seconds for op in copies) / num_chunks,
-        },
+        "copies_to_host": total(copies) | {"bytes": sum(op.bytes_to_host or 0 for op in copies) / num_device_updates},
         "operations": [{"name": name, "origin": origin, **total(ops)} for (name, origin), ops in dearest],
     }
 
 
-# --- what the user sees ------------------------------------------------------------------------------------------------
+# --- what the user sees ----------------------------------------------------------------------------------------------
 
 
 def _print(report: dict[str, Any], run_dir: Path) -> None:
-    """Tables of the report; plain text where there is no terminal."""
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 120
-    clock, trace, host = report["seconds_per_update"], report["trace"], report["host_per_chunk"]
-    fetched, copies, devices = report["fetched_per_chunk"], trace["copies_to_host_per_chunk"], report["devices"]
-    collectives, evaluation, parts = trace["collectives"], report["evaluation"], trace["parts"]
-    console.print(
-        f"{report['algo']} on {report['env']}, {devices['num']} x {devices['kind']}; "
-        f"chunks of {report['updates_per_chunk']} updates of {report['env_steps_per_update']:,} environment steps"
-    )
-    _table(
-        console,
-        ["", ">time", ""],
-        [
-            ("compilation", f"{report['compile_s']:.1f} s", "without the compilation cache"),
-            ("update, whole", _ms(clock["chunk"]), f"{report['env_steps_per_second']:,.0f} environment steps/s"),
-            ("  rollout", _ms(clock["rollout"]), f"compiled apart; {parts['rollout']['share']:.0%} in the trace"),
-            ("  update", _ms(clock["update"]), f"compiled apart; {parts['update']['share']:.0%} in the trace"),
-            (
-                "  collectives",
-                _ms(collectives["seconds"]),
-                f"{collectives['count']:,.1f}; {collectives['share']:.0%} in the trace",
-            ),
-            ("evaluation", _ms(evaluation["seconds"]), f"{evaluation['episodes']} episodes"),
-            ("host, each chunk", _ms(host["fetch_s"] + host["write_s"]), f"of which to fetch {_ms(host['fetch_s'])}"),
-            ("  metrics", "", f"{fetched['arrays']} arrays, {fetched['bytes']:,} bytes"),
-            (
-                "  device to host",
-                _ms(copies["seconds"]),
-                f"{copies['count']:,.0f} copies, {copies['bytes']:,.0f} bytes",
-            ),
-        ],
-    )
-    console.print(
-        "The parts are compiled apart, so they need not add up to the whole. The dearest operations of the trace:"
-    )
-    _table(
-        console,
-        [">ms/update", ">share", ">times", "operation", "from"],
-        [
-            (f"{1e3 * op['seconds']:.3f}", f"{op['share']:.1%}", f"{op['count']:,.1f}", op["name"], op["origin"])
-            for op in trace["operations"]
-        ],
-    )
-    console.print(
-        f"{run_dir / 'profile.json'} has the numbers; TensorBoard and Perfetto open {run_dir / 'profile'}",
-        soft_wrap=True,
-    )
-
-
-def _table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=any(columns))
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3f} ms"
+    clock, evaluation, host = report["seconds_per_update"], report["evaluation"], report["host_per_chunk"]
+    fetched, devices, trace = report["fetched_per_chunk"], report["devices"], report["trace"]
+    collectives, copies = trace["collectives"], trace["copies_to_host"]
+    share = {name: f"{part['share']:.0%} of the trace" for name, part in trace["parts"].items()}
+    rows = [
+        ("compilation", report["compile_s"], "without the compilation cache"),
+        ("chunk, per update", clock["chunk"], f"{report['env_steps_per_second']:,.0f} environment steps/s"),
+        ("  rollout", clock["rollout"], f"compiled apart; {share['rollout']}"),
+        ("  update", clock["update"], f"compiled apart; {share['update']}"),
+        (
+            "  collectives",
+            collectives["seconds"],
+            f"{collectives['count']:,.1f}; {collectives['share']:.0%} of the trace",
+        ),
+        ("  device to host", copies["seconds"], f"{copies['count']:,.1f} copies, {copies['bytes']:,.0f} bytes"),
+        ("an evaluation", evaluation["seconds"], f"{evaluation['episodes']} episodes"),
+        ("host, a chunk", sum(host.values()), f"fetches {fetched['arrays']} arrays, {fetched['bytes']:,} bytes"),
+    ]
+    print(f"{report['algo']} on {report['env']}, {devices['num']} x {devices['kind']}; an update has")
+    print(f"{report['env_steps_per_update']:,} environment steps, a chunk {report['updates_per_chunk']} updates\n")
+    for name, seconds, note in rows:
+        print(f"{name:<18}{1e3 * seconds:>13,.3f} ms  {note}")
+    print("\nRollout and update are compiled apart, so they need not add up. The dearest operations of an update:\n")
+    for op in trace["operations"]:
+        cost = f"{1e3 * op['seconds']:>10,.3f} ms {op['share']:>5.1%} {op['count']:>9,.1f} times"
+        print(f"{cost}  {op['name']}  {op['origin']}".rstrip())
+    print(f"\nAll numbers: {run_dir / 'profile.json'}; the trace, for TensorBoard or Perfetto: {run_dir / 'profile'}")

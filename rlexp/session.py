@@ -38,7 +38,7 @@ def prepare(node: dict[str, Any], config: Config, resume_dir: Path | None) -> Ex
     if config.run == "plan":
         raise ConfigError("run: plan is not part of this version; allowed: train, eval, profile")
     if meta and config.run == "train" and config.checkpoint.restore == "all":
-        _check_same(meta["members"][0]["fingerprint"], resume_fingerprint(experiment))
+        check_same(meta["members"][0]["fingerprint"], resume_fingerprint(experiment))
         if experiment.total_updates < meta["update"]:
             raise ConfigError(
                 f"total_env_steps: {config.total_env_steps} is less than the {meta['env_steps']} that the checkpoint has"
@@ -110,7 +110,8 @@ def remedy(error: BaseException) -> str:
     return text
 
 
-def _check_same(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_same(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raises ConfigError, naming the first setting in which a run differs from its checkpoint."""
     for path in sorted(saved.keys() | wanted.keys()):
         if saved.get(path) != wanted.get(path):
             raise ConfigError(

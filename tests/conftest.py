@@ -6,10 +6,11 @@ The timeout, the markers and the warnings that are let through are in pyproject.
 import os
 from pathlib import Path
 
-CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "rlexp" / os.environ.get("PYTEST_XDIST_WORKER", "main")
-
-# Before anything imports JAX, W&B or matplotlib, and inherited by the processes that tests start.
-os.environ["XDG_CACHE_HOME"] = str(CACHE)
+# Before anything imports JAX, W&B or matplotlib, and inherited by the processes that tests start. JAX does not write an
+# entry of its compilation cache in one piece, so no two processes share a folder.
+os.environ["XDG_CACHE_HOME"] = str(
+    Path(__file__).resolve().parents[1] / ".pytest_cache" / "rlexp" / os.environ.get("PYTEST_XDIST_WORKER", "main")
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -31,8 +32,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # So that a mesh can have 1, 2 or 4 devices; a program without a mesh runs on the first.
 jax.config.update("jax_num_cpu_devices", 4)
 
-# Makes a second run of the tests fast. JAX does not write an entry in one piece, so no two processes share a folder.
-jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
+# Makes a second run of the tests fast.
+jax.config.update("jax_compilation_cache_dir", os.path.join(os.environ["XDG_CACHE_HOME"], "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 # The shapes and types in annotations are checked at every call of a function of ours.

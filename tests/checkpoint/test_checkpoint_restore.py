@@ -70,6 +70,7 @@ def test_nothing_there(tmp_path, tools):
     for directory in (tmp_path / "missing", tmp_path):
         assert checkpoint.restore(directory, tools.abstract(run), warn=tools.never) is None
         assert checkpoint.restore_into(directory, run, what="params", warn=tools.never) is None
+        assert checkpoint.restore_state(directory, tools.abstract(run.state), warn=tools.never) is None
         assert checkpoint.latest_meta(directory) is None
 
 
@@ -212,6 +213,17 @@ def test_a_part_of_the_run(tmp_path, tools, what):
     assert not tools.same(restored.run, fresh)
 
 
+def test_the_state_alone(two, tools):
+    state = tools.build_run(2).state
+    restored = checkpoint.restore_state(two, tools.abstract(state), warn=tools.never)
+    assert (restored.update, restored.meta) == (2, {"env_steps": 20})
+    assert tools.same(restored.run, state)
+    with pytest.raises(
+        ConfigError, match=r"state\.params\.head\.kernel is float32\[4,8,2\] there, and float32\[4,9,2\]"
+    ):
+        checkpoint.restore_state(two, tools.abstract(tools.build_run(width=9).state), warn=tools.never)
+
+
 def test_all_of_the_run_through_restore_into(two, tools):
     restored = checkpoint.restore_into(two, tools.build_run(5), what="all", warn=tools.never)
     assert tools.same(restored.run, tools.build_run(2))
@@ -251,6 +263,7 @@ def test_a_part_is_read_without_the_replay(tmp_path, tools):
     checkpoint.restore_into(tmp_path, tools.build_run(), what="learner", warn=tools.never)  # what is imported, is now
     before = bytes_read()
     checkpoint.restore_into(tmp_path, tools.build_run(), what="learner", warn=tools.never)
+    checkpoint.restore_state(tmp_path, tools.abstract(tools.build_run().state), warn=tools.never)
     assert checkpoint.latest_meta(tmp_path) == {"env_steps": 10}
     between = bytes_read()
     checkpoint.restore(tmp_path, tools.abstract(tools.build_run(capacity=400_000)), warn=tools.never)

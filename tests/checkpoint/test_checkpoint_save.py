@@ -72,7 +72,7 @@ def test_what_is_kept(tmp_path, tools):
     checkpointer.close()
     assert steps(tmp_path) == [2, 5, 6]
     again = checkpoint.make(tools.config(keep_last=1, keep_best=2), tmp_path)  # metrics outlive the process
-    again.save(7, run, {}, 9.0)
+    again.save(7, run, {}, 8.0)
     again.save(8, run, {}, 3.0)
     again.close()
     assert steps(tmp_path) == [2, 7, 8]
@@ -82,12 +82,13 @@ def test_what_is_kept(tmp_path, tools):
     assert steps(tmp_path) == [9]
 
 
-def test_of_equal_metrics_the_later_is_kept(tmp_path, tools):
+def test_of_equal_metrics_the_earlier_is_kept(tmp_path, tools):
+    """The trainer passes the last evaluation's return: the first checkpoint to have it was the one evaluated."""
     checkpointer = checkpoint.make(tools.config(keep_last=1, keep_best=1), tmp_path)
-    for update, metric in [(1, 5.0), (2, 5.0), (3, 0.0)]:
+    for update, metric in [(1, 1.0), (2, 5.0), (3, 5.0), (4, 5.0)]:
         checkpointer.save(update, tools.build_run(), {}, metric)
     checkpointer.close()
-    assert steps(tmp_path) == [2, 3]
+    assert steps(tmp_path) == [2, 4]
 
 
 def test_the_donated_run_goes_on_at_once(tmp_path, tools):

@@ -17,11 +17,11 @@ def write(folder: Path, rows: list[dict]) -> None:
 
 
 def pixels(path: Path, color: str, tolerance: int = 24) -> int:
-    """How many pixels have about this colour."""
+    """How many pixels have about this colour, the legend at the top left out."""
     target = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
     with Image.open(path) as image:
         assert image.format == "PNG"
-        colors = np.asarray(image.convert("RGB")).astype(int)
+        colors = np.asarray(image.convert("RGB")).astype(int)[50:]
     return int((np.abs(colors - target).max(axis=-1) < tolerance).sum())
 
 
@@ -62,4 +62,4 @@ def test_nothing_to_draw_makes_no_file(tmp_path, rows):
 def test_one_evaluation_is_a_visible_point(tmp_path):
     write(tmp_path, [{"eval/return_mean": 5.0, "eval/return_std": 0.0}])
     curve.draw(tmp_path)
-    assert pixels(tmp_path / "curve.png", EVAL) > 100
+    assert pixels(tmp_path / "curve.png", EVAL) > 30

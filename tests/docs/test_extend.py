@@ -1,0 +1,58 @@
+"""docs/how-to/extend.md, file by file and command by command, in a folder of its own."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = (REPOSITORY / "docs/how-to/extend.md").read_text()
+FILES = re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+CONSOLE = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("user")
+    assert len(FILES) == 7
+    for name, text in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "my_game/__init__.py").touch()
+    return folder
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess:
+    words = shlex.split(command)
+    assert words[0] == "python"
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{folder}", "XDG_CACHE_HOME": str(folder / "cache")}
+    environment |= {"JAX_NUMPY_DTYPE_PROMOTION": "standard", "WANDB_MODE": "disabled"}
+    return subprocess.run(
+        [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+    )
+
+
+@pytest.mark.timeout(600)
+def test_the_page_does_what_it_says(folder):
+    results = {}
+    for first, *expected in CONSOLE:
+        done = run(folder, first.removeprefix("$ "))
+        assert done.returncode == (2 if expected else 0), done.stdout + done.stderr
+        for line in expected:
+            assert line in done.stderr.splitlines()
+        results[first] = done.stdout
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["env/hits"] < lines[-1]["env/hits"] <= 5  # the environment's own number
+    assert lines[-1]["env/hits"] == pytest.approx(lines[-1]["train/return_mean"])
+    assert lines[-1]["train/length_mean"] == 5  # the mask held: five presses of five lights
+    assert lines[-1]["eval/return_mean"] > 4.8
+    reinforce = [json.loads(line) for line in (folder / "run_reinforce/metrics.jsonl").read_text().splitlines()]
+    assert reinforce[-1]["eval/return_mean"] > 4.5
+    assert json.loads((folder / "run_residual/summary.json").read_text())["status"] == "finished"
+    mean_return, mean_hits = map(float, results["$ python look.py"].split())
+    assert mean_return == mean_hits > 4.8

@@ -1,0 +1,105 @@
+"""The same numbers on 1 and on 4 devices, and no more communication than the reductions."""
+
+import re
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from support import build
+
+from rlexp import program
+from rlexp.trainer import layout_of
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=32")
+ALGORITHMS = [
+    ("algo=ppo", "algo.normalize_observations=true"),
+    ("algo=ppo", "algo.gradient_accumulation=2"),
+    ("algo=pqn",),
+    ("algo=dqn",),
+]
+
+
+def run_on(num_devices: int, *overrides: str, num_updates: int, seeds=(0,)):
+    members = [build(f"hardware.mesh.data={num_devices}", *overrides, f"seed={seed}") for seed in seeds]
+    traced = program.trace(members, layout_of(members))
+    compiled = traced.compile()
+    run, metrics = compiled.chunk(compiled.init(), num_updates)
+    return jax.device_get((run, metrics, compiled.evaluate(run, num_updates)))
+
+
+def collectives(num_devices: int, *overrides: str, seeds=(0,)) -> Counter:
+    members = [build(f"hardware.mesh.data={num_devices}", *overrides, f"seed={seed}") for seed in seeds]
+    text = program.trace(members, layout_of(members)).compile().hlo()
+    return Counter({op: len(re.findall(rf" {op}(?:-start)?\(", text)) for op in COLLECTIVES})
+
+
+def difference(a, b) -> float:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.max(np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)))) for x, y in pairs)
+
+
+@pytest.mark.parametrize("overrides", ALGORITHMS, ids=" ".join)
+def test_one_and_four_devices_train_alike(overrides):
+    """Trajectories are equal to the bit, since shards are computed alone; parameters up to the order of summation."""
+    one, _, _ = run_on(1, *SMALL, *overrides, num_updates=20)
+    four, metrics, _ = run_on(4, *SMALL, *overrides, num_updates=20)
+    assert difference(one.state.params, four.state.params) < 1e-5
+    timestep = (lambda d: d.rollout.timestep) if "algo=dqn" in overrides else (lambda d: d.timestep)
+    np.testing.assert_array_equal(timestep(one.data).obs, timestep(four.data).obs)
+    assert metrics["train/return_mean"].count[0] > 0
+
+
+def test_another_number_of_shards_is_another_run():
+    """So the test above compares something."""
+    one, _, _ = run_on(1, *SMALL, num_updates=2)
+    other, _, _ = run_on(1, *SMALL, "shards=2", num_updates=2)
+    assert difference(one.state.params, other.state.params) > 1e-5
+
+
+def test_only_reductions_cross_devices():
+    """PPO on 4 devices: per gradient step, the advantages' count and sum, their variance, and all gradients at once."""
+    found = collectives(4, *SMALL)
+    assert found["all-reduce"] <= 8
+    assert sum(found.values()) == found["all-reduce"], found
+
+
+def test_one_device_has_no_collectives():
+    assert sum(collectives(1, *SMALL).values()) == 0
+
+
+def test_a_pack_over_four_devices_has_no_collectives_and_trains_as_on_one():
+    overrides = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=32", "shards=4")
+    assert sum(collectives(4, *overrides, seeds=range(4)).values()) == 0
+    one, _, _ = run_on(1, *overrides, num_updates=10, seeds=range(4))
+    four, _, _ = run_on(4, *overrides, num_updates=10, seeds=range(4))
+    assert difference(one.state.params, four.state.params) < 1e-5
+
+
+def test_a_member_of_a_pack_trains_as_it_does_alone():
+    overrides = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=32")
+    pack, metrics, episodes = run_on(1, *overrides, num_updates=10, seeds=(3, 5, 7))
+    alone, alone_metrics, alone_episodes = run_on(1, *overrides, num_updates=10, seeds=(5,))
+    assert difference(jax.tree.map(lambda x: x[1:2], pack.state.params), alone.state.params) < 1e-5
+    assert metrics["train/return_mean"].sum[1] == alone_metrics["train/return_mean"].sum[0]
+    np.testing.assert_array_equal(episodes.length[1], alone_episodes.length[0])
+    assert difference(jax.tree.map(lambda x: x[0:1], pack.state.params), alone.state.params) > 1e-3
+
+
+def test_model_axis_splits_a_parameter():
+    """A 2 x 2 mesh with a rule: the kernel and Adam's moments of it lie on the model axis, and training is the same."""
+    rule = "hardware.param_rules=[{path: 'actor/.*torso/Dense_1/kernel', spec: [null, model]}]"
+    mesh = ("hardware.mesh.data=2", "hardware.mesh.model=2", "shards=2", "algo.num_envs=8", "algo.num_steps=32")
+    members = [build("env=gymnax/cartpole", *mesh, rule)]
+    traced = program.trace(members, layout_of(members))
+    split = [
+        jax.tree_util.keystr(path)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(traced.abstract_run.state)
+        if leaf.sharding.spec == jax.sharding.PartitionSpec(None, None, "model")
+    ]
+    assert len(split) == 3, split  # the kernel, and Adam's two moments
+    compiled = traced.compile()
+    run, _ = compiled.chunk(compiled.init(), 10)
+    plain, _, _ = run_on(1, "env=gymnax/cartpole", *mesh[2:], num_updates=10)
+    assert difference(jax.device_get(run.state.params), plain.state.params) < 1e-5

@@ -1,0 +1,118 @@
+"""N steps are equal to N/2, kill -9, resume, N/2: bit for bit, metrics.jsonl included. Real processes, as a user starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import rows, without_clock
+
+from rlexp import rundir
+
+REPOSITORY = Path(rundir.__file__).parents[1]
+SHORT = (
+    "logger=quiet",
+    "total_env_steps=40_000",
+    "eval.every_env_steps=5_000",
+    "eval.num_episodes=4",
+    "checkpoint.every_updates=8",
+)
+ALGORITHMS = {
+    "ppo": ("algo=ppo", "algo.normalize_observations=true"),
+    "dqn": ("algo=dqn", "algo.source.prefill_env_steps=1024", "algo.source.capacity=8192", "checkpoint.every_updates=40"),
+}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rlexp", *arguments]
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(cache)}
+
+
+def run(cwd: Path, *arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        command(*arguments), cwd=cwd, env=environment(cwd / "cache"), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def saved(run_dir: Path) -> tuple[int, dict]:
+    """Every byte of the newest checkpoint's arrays, by leaf."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    update = max(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdecimal())
+    tree = ocp.PyTreeCheckpointHandler().restore((run_dir / "checkpoints" / str(update) / "run").absolute())
+    return update, {
+        jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def kill_after(cwd: Path, run_dir: Path, update: int, number: int, *arguments: str) -> subprocess.Popen:
+    """Starts a run, and sends it a signal once the checkpoint of that update is there."""
+    process = subprocess.Popen(
+        command(*arguments, f"hydra.run.dir={run_dir}"),
+        cwd=cwd,
+        env=environment(cwd / "cache"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until = time.monotonic() + 250
+    while not (run_dir / "checkpoints" / str(update)).exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    process.send_signal(number)
+    process.wait(timeout=100)
+    return process
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_killed_and_resumed_is_the_undisturbed_run(name, tmp_path):
+    arguments = (*SHORT, *ALGORITHMS[name])
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    run(tmp_path, *arguments, f"hydra.run.dir={whole}")
+    first = 16 if name == "ppo" else 80
+    killed = kill_after(tmp_path, halves, first, signal.SIGKILL, *arguments)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (halves / "summary.json").exists()  # it did not end
+
+    run_id = json.loads((halves / "environment.json").read_text())["run_id"]
+    output = run(tmp_path, f"resume={run_id}", f"output_root={tmp_path}")  # its own settings come with it
+    assert "Traceback" not in output
+    assert saved(whole) == saved(halves)
+    assert without_clock(rows(whole)) == without_clock(rows(halves))
+    summary = json.loads((halves / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["resumed_from"] > 0
+    assert summary["objective"] == json.loads((whole / "summary.json").read_text())["objective"]
+    steps = [row["env_steps"] for row in rows(halves)]
+    assert steps == sorted(set(steps))
+    clock = [row["wall_s"] for row in rows(halves)]
+    assert clock == sorted(clock)
+    assert len(json.loads((halves / "environment.json").read_text())["starts"]) == 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2], ids=lambda n: n.name)
+def test_a_signal_saves_and_says_how_to_go_on(number, tmp_path):
+    arguments = [a for a in SHORT if not a.startswith("logger")] + ["logger.wandb.mode=disabled", "total_env_steps=4e6"]
+    run_dir = tmp_path / "run"
+    stopped = kill_after(tmp_path, run_dir, 8, number, *arguments)
+    output = stopped.communicate()[0]
+    assert stopped.returncode == 0, output
+    assert f"resume={run_dir}" in output and number.name in output
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    update, _ = saved(run_dir)
+    assert summary["env_steps"] == update * 512 == rows(run_dir)[-1]["env_steps"]

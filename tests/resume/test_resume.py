@@ -1,0 +1,116 @@
+"""What `resume` and `checkpoint.restore` do, in this process."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from support import build, rows, train, without_clock
+
+from rlexp import program, rundir
+from rlexp.config import ConfigError
+from rlexp.session import check_same
+from rlexp.experiment import resume_fingerprint
+from rlexp.trainer import Resume, layout_of
+
+TINY = (
+    "env=gymnax/cartpole",
+    "algo.num_envs=4",
+    "algo.num_steps=16",
+    "network.hidden=[8]",
+    "eval.num_episodes=2",
+    "eval.every_env_steps=320",
+    "checkpoint.every_updates=5",
+)
+
+
+def params_of(run_dir, *overrides):
+    """The parameters of the newest checkpoint."""
+    from rlexp import checkpoint
+
+    experiment = build(*overrides)
+    traced = program.trace([experiment], layout_of([experiment]))
+    return checkpoint.restore(run_dir / "checkpoints", traced.abstract_run, warn=print).run.state
+
+
+def test_a_larger_total_goes_on_and_the_schedule_follows(tmp_path):
+    train(tmp_path, *TINY, "total_env_steps=640")
+    (summary,) = train(tmp_path, *TINY, "total_env_steps=1280", resume=Resume(tmp_path / "0", "all"))
+    assert (summary["status"], summary["env_steps"], summary["resumed_from"]) == ("finished", 1280, 640)
+    lines = rows(tmp_path / "0")
+    assert [r["env_steps"] for r in lines] == [320, 640, 960, 1280]
+    half_of_new = [r["loss/lr"] for r in lines][2:]
+    assert half_of_new[0] == pytest.approx(2.5e-4 * (1 - 12 / 20), rel=1e-5)  # updates 10 … 14 of 20, not of 10
+
+
+def test_lines_after_the_checkpoint_are_written_once(tmp_path):
+    train(tmp_path / "a", *TINY, "total_env_steps=960")
+    train(tmp_path / "b", *TINY, "total_env_steps=960")
+    checkpoints = tmp_path / "b/0/checkpoints"
+    newest = max(int(p.name) for p in checkpoints.iterdir() if p.name.isdecimal())
+    (checkpoints / str(newest)).rename(tmp_path / "lost")  # as if killed before it was written
+    with (tmp_path / "b/0/metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 9')  # and in the middle of a line
+    train(tmp_path / "b", *TINY, "total_env_steps=960", resume=Resume(tmp_path / "b/0", "all"))
+    assert without_clock(rows(tmp_path / "a/0")) == without_clock(rows(tmp_path / "b/0"))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, capfd):
+    train(tmp_path / "a", *TINY, "total_env_steps=960")
+    checkpoints = tmp_path / "a/0/checkpoints"
+    newest = max(int(p.name) for p in checkpoints.iterdir() if p.name.isdecimal())
+    damaged = max((p for p in (checkpoints / str(newest) / "run").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    (summary,) = train(tmp_path / "a", *TINY, "total_env_steps=960", resume=Resume(tmp_path / "a/0", "all"))
+    assert "damaged" in capfd.readouterr().err
+    assert summary["resumed_from"] < 960 and summary["status"] == "finished"
+
+
+@pytest.mark.parametrize("what", ["learner", "params"])
+def test_a_new_run_starts_from_what_was_learnt(what, tmp_path):
+    train(tmp_path / "old", *TINY, "total_env_steps=640")
+    # no update is large enough to move parameters by much at this learning rate
+    new = (*TINY, "algo.num_envs=8", "algo.hp.lr=1e-12", "total_env_steps=128", "eval.every_env_steps=null")
+    (summary,) = train(tmp_path / "new", *new, resume=Resume(tmp_path / "old/0", what))
+    assert summary["resumed_from"] is None and summary["env_steps"] == 128
+    old, fresh = params_of(tmp_path / "old/0", *TINY), params_of(tmp_path / "new/0", *new)
+    for a, b in zip(jax.tree.leaves(old.params), jax.tree.leaves(fresh.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-8)
+    count = lambda state: max(int(x.max()) for x in jax.tree.leaves(state.opt_state) if x.dtype == np.int32)  # noqa: E731
+    assert count(old) == 10 * 16
+    assert count(fresh) == (10 * 16 if what == "learner" else 0) + 16
+    assert int(fresh.step[0]) == 1
+
+
+def test_another_setting_is_refused_by_name(tmp_path):
+    saved = resume_fingerprint(build(*TINY))
+    check_same(json.loads(json.dumps(saved)), resume_fingerprint(build(*TINY, "total_env_steps=1e6", "eval.num_episodes=3")))
+    for change, path in [
+        ("algo.num_envs=8", "algo.num_envs"),
+        ("algo.hp.lr=1e-3", "algo.hp.lr"),
+        ("seed=1", "seed"),
+        ("env.params.gravity=9.0", "env.params.gravity"),
+        ("network.hidden=[9]", "network.hidden"),
+        ("precision=bf16", "precision.compute"),
+        ("algo=pqn", "algo"),
+    ]:
+        with pytest.raises(ConfigError, match=rf"^{path}.*checkpoint.restore=learner.*all\|learner\|params"):
+            check_same(saved, resume_fingerprint(build(*TINY, change) if change != "algo=pqn" else build("algo=pqn")))
+
+
+def test_found_by_id_or_directory(tmp_path):
+    run_dir = tmp_path / "2026-01-01" / "12-00-00-0123abcd"
+    run_dir.mkdir(parents=True)
+    rundir.write_json(run_dir / "environment.json", {"run_id": "0123abcd", "starts": []})
+    assert rundir.find("0123abcd", tmp_path) == run_dir
+    assert rundir.find(str(run_dir), tmp_path) == run_dir
+    assert rundir.id_of(run_dir) == "0123abcd"
+    for name, words in [("0123abce", "no run with the id"), (str(tmp_path), "without a run"), ("x/y", "neither")]:
+        with pytest.raises(ConfigError, match=words):
+            rundir.find(name, tmp_path)
+
+
+def test_one_process_in_a_directory(tmp_path):
+    with rundir.lock(tmp_path), pytest.raises(ConfigError, match="another process"):
+        rundir.lock(tmp_path)
+    rundir.lock(tmp_path).close()
