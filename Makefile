@@ -9,6 +9,8 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
+# The stacks of a test that hangs are printed shortly before its timeout kills its process.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-slow check fmt bench pins clean FORCE
@@ -23,10 +25,10 @@ train: $(STAMP)  ## Train: make train ARGS="algo=ppo seed=1"
 	@$(PY) -m rlexp $(ARGS)
 
 test: $(STAMP)  ## Every correctness test, in parallel, on the CPU
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
+	$(PYTEST) -o faulthandler_timeout=110 -m "not slow" $(ARGS)
 
 test-slow: $(STAMP)  ## The learning bars and whatever else takes long
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+	$(PYTEST) -o faulthandler_timeout=880 -m slow $(ARGS)
 
 check: $(STAMP)  ## Formatting, lints, types, and who may import whom
 	$(PY) -m ruff format --check .

@@ -59,7 +59,7 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     Raises:
       ConfigError: there is no run, no checkpoint, or the configuration does not fit it.
     """
-    run_dir = Path(run_dir)
+    run_dir = Path(run_dir).absolute()
     if node is None:
         if not (run_dir / "config.yaml").exists():
             raise ConfigError(f"load: {str(run_dir)!r} is no run directory (it has no config.yaml)")

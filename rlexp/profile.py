@@ -272,7 +272,8 @@ def _print(report: dict[str, Any], run_dir: Path) -> None:
     print(f"{report['algo']} on {report['env']}, {devices['num']} x {devices['kind']}; an update has")
     print(f"{report['env_steps_per_update']:,} environment steps, a chunk {report['updates_per_chunk']} updates\n")
     for name, seconds, note in rows:
-        print(f"{name:<18}{1e3 * seconds:>13,.3f} ms  {note}")
+        took = f"{seconds:,.1f} s " if seconds >= 10 else f"{1e3 * seconds:,.3f} ms"
+        print(f"{name:<18}{took:>13}  {note}")
     print("\nRollout and update are compiled apart, so they need not add up. The dearest operations of an update:\n")
     for op in trace["operations"]:
         cost = f"{1e3 * op['seconds']:>10,.3f} ms {op['share']:>5.1%} {op['count']:>9,.1f} times"

@@ -31,6 +31,7 @@ def prepare(node: dict[str, Any], config: Config, resume_dir: Path | None) -> Ex
     hardware.prepare(config.hardware)
     configure_jax(config)
     modules = experiments.parse(node, Config)[1]
+    experiments.load_module(modules["logger"], "logger").check(config.logger)
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(resume_dir / "checkpoints") if resume_dir else None
     experiment = experiments.build(node, num_shards=meta["num_shards"] if meta else None)

@@ -6,6 +6,7 @@ A chunk ends at the next evaluation, metric line or checkpoint, whichever comes 
 count alone, so a resumed run has the same ones as an undisturbed run.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,8 +181,8 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
         if update > saved_update:
             save()
         saver.wait()
-        for member, logger in zip(members, loggers, strict=True):
-            logger.checkpoint(member.dir / "checkpoints", lead.env_steps(update))
+        for logger in loggers:
+            logger.checkpoint(members[0].dir / "checkpoints", lead.env_steps(update))
         elapsed = time.perf_counter() - began
         summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
         summary["status"] = "finished" if update >= lead.total_updates else "stopped"
@@ -192,12 +193,13 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
         raise
     finally:
         summaries = [{"status": summary["status"], "objective": objective, **summary} for objective in objectives]
-        if saver is not None:
-            saver.close()
-        for member, logger, one in zip(members, loggers, summaries, strict=True):
-            logger.close(one)
-            rundir.write_json(member.dir / "summary.json", one)
-        progress.close()
+        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
+            closing.callback(progress.close)
+            for member, logger, one in zip(members, loggers, summaries, strict=True):
+                closing.callback(rundir.write_json, member.dir / "summary.json", one)
+                closing.callback(logger.close, one)
+            if saver is not None:
+                closing.callback(saver.close)
     return summaries
 
 

@@ -28,7 +28,7 @@ def num_actions(spec: EnvSpec, algorithm: str) -> int:
 
 
 def allowed(spec: EnvSpec, obs: PyTree, q: Float[Array, "*N A"]) -> Bool[Array, "*N A"]:
-    """The actions that may be taken: all of them where there is no mask, or where it forbids all, for lack of a better."""
+    """The actions that may be taken: all of them where there is no mask, or where the mask forbids them all."""
     if not has_mask(spec):
         return jnp.ones(q.shape, bool)
     mask = obs["action_mask"]
@@ -59,7 +59,7 @@ def epsilon_greedy(
 
 
 def progress(hp: dict[str, Array], step: Int[Array, ""], *, num_updates: int = 1) -> Float[Array, ""]:
-    """How much of the training is done, 0 to 1. `total_updates` counts calls of the source, each for `num_updates` steps."""
+    """How much of the training is done, 0 to 1. `total_updates` counts rollouts, each of which serves `num_updates`."""
     return jnp.minimum(step.astype(jnp.float32) / (hp["total_updates"] * num_updates), 1.0)
 
 
@@ -80,7 +80,7 @@ def gradients(
     num_parts: int,
     num_shards: int,
 ) -> tuple[PyTree, PyTree]:
-    """The gradient of `loss(params, rows)` and what else it returns, summed over parts of the rows [num_shards * n, ...]."""
+    """The gradient of `loss(params, rows)` and what else it gives, summed over parts of rows [num_shards * n, ...]."""
     differentiate = jax.grad(loss, has_aux=True)
 
     def accumulate(total: PyTree, part: PyTree) -> tuple[PyTree, None]:
@@ -115,9 +115,9 @@ def check_minibatches(config: Any, num_shards: int) -> None:
             n for n in range(1, config.num_minibatches + 1) if rows % (n * config.gradient_accumulation) == 0 or n == 1
         )
         raise ConfigError(
-            f"algo.num_minibatches: {config.num_minibatches} (times gradient_accumulation {config.gradient_accumulation}) "
-            f"does not divide the {rows} rows of a shard (num_envs {config.num_envs} / {num_shards} shards * num_steps "
-            f"{config.num_steps}); the nearest that fits is {fits}"
+            f"algo.num_minibatches: {config.num_minibatches} (times gradient_accumulation "
+            f"{config.gradient_accumulation}) does not divide the {rows} rows of a shard (num_envs {config.num_envs} / "
+            f"{num_shards} shards * num_steps {config.num_steps}); the nearest that fits is {fits}"
         )
 
 

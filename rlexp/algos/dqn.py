@@ -1,15 +1,16 @@
 """Deep Q-network, with the double estimator and n-step returns.
 
-Mnih et al. 2015, "Human-level control through deep reinforcement learning"; van Hasselt et al. 2016, arXiv:1509.06461, for
-`double`; Sutton & Barto 2018, equation 7.1, for `n_step`:
+Mnih et al. 2015, "Human-level control through deep reinforcement learning"; van Hasselt et al. 2016, arXiv:1509.06461,
+for `double`; Sutton & Barto 2018, equation 7.1, for `n_step`:
 
     y_t = r_t + ... + gamma^(n-1) r_{t+n-1} + gamma^n Q_target(s_{t+n}, argmax_a Q(s_{t+n}, a))
     L(theta) = E[ w_t huber(y_t - Q_theta(s_t, a_t)) ]
 
-Deviations: Adam instead of RMSProp; Huber's loss of `huber_delta` instead of clipped errors, which are its case of delta 1; the
-target network moves by `tau` every `target_update_every` updates, and tau 1 is the paper's copy; an episode that is cut
-short bootstraps from its true last observation; rows that belong to no transition (`valid` 0) count nowhere.
-Observations are not normalised: the memory's are of policies long past.
+Deviations: Adam instead of RMSProp; Huber's loss of `huber_delta` instead of clipped errors, which are its case of
+delta 1; the target network moves by `tau` every `target_update_every` updates, and tau 1 is the paper's copy; an
+episode that is cut short bootstraps from its true last observation; rows that belong to no transition (`valid` 0)
+count nowhere.
+Observations are not normalised: statistics of a memory are of policies long past.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -105,6 +106,9 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
     del num_shards
     head = Head(torso, common.num_actions(spec, "dqn"), scale=1.0, dtype=dtype)
 
+    def q_of(params: PyTree, obs: PyTree) -> Any:
+        return head.apply(params, obs)  # [..., A]
+
     def progress(state: State) -> jax.Array:
         return common.progress(state.hp, state.step, num_updates=config.num_updates)
 
@@ -123,20 +127,20 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         return Policy(state.params, jnp.where(jnp.asarray(explore), epsilon, 0.0))
 
     def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
-        q = head.apply(policy.params, timestep.obs)
+        q = q_of(policy.params, timestep.obs)
         return common.epsilon_greedy(key, q, common.allowed(spec, timestep.obs, q), policy.epsilon), carry, {}
 
     def targets(state: State, batch: Batch) -> jax.Array:
         """The n-step return of each sample, [B]."""
         trajectory, gamma = batch.trajectory, state.hp["gamma"]
         later = jax.tree.map(lambda x: x[1:], trajectory.obs)
-        q = head.apply(state.target, later)  # [n, B, A]; all rows, since an episode may end at any
-        chooser = head.apply(state.params, later) if config.double else q
+        q = q_of(state.target, later)  # [n, B, A]; all rows, since an episode may end at any
+        chooser = q_of(state.params, later) if config.double else q
         bootstrap = common.pick(q, common.greedy(chooser, common.allowed(spec, later, q)))
         reward = trajectory.reward[:-1] * state.hp["reward_scale"]
-        return jax.vmap(
-            lambda r, d, v, b: n_step_return(r, discount=d, valid=v, bootstrap=b, gamma=gamma), in_axes=1
-        )(reward, trajectory.discount[:-1], trajectory.valid[:-1], bootstrap)
+        return jax.vmap(lambda r, d, v, b: n_step_return(r, discount=d, valid=v, bootstrap=b, gamma=gamma), in_axes=1)(
+            reward, trajectory.discount[:-1], trajectory.valid[:-1], bootstrap
+        )
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         trajectory, hp = batch.trajectory, state.hp
@@ -148,7 +152,7 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         num_samples = jnp.sum(valid)
 
         def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            value = common.pick(head.apply(params, obs), trajectory.action[0])
+            value = common.pick(q_of(params, obs), trajectory.action[0])
             td_error = target - value
             total = jnp.sum(huber(td_error, delta=hp["huber_delta"]) * weight)
             return total / jnp.maximum(num_samples, 1.0), (value, td_error)
@@ -163,7 +167,7 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
             "loss/value": Mean(mean_loss * num_samples, num_samples),
             "loss/q_mean": Mean(jnp.sum(value * valid), num_samples),
             "loss/td_error": Mean(jnp.sum(jnp.abs(td_error) * valid), num_samples),
-            "loss/grad_norm": common.single(optax.global_norm(grads)),
+            "loss/grad_norm": common.single(optax.tree.norm(grads)),
             "loss/lr": common.single(lr),
             "loss/epsilon": common.single(common.epsilon(hp, progress(state))),
         }

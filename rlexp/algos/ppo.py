@@ -1,13 +1,13 @@
 """Proximal policy optimisation, for discrete and continuous actions.
 
-Schulman et al. 2017, arXiv:1707.06347, equations 7 and 9, with generalised advantage estimation (arXiv:1506.02438) and the
-details of Huang et al. 2022, "The 37 implementation details of PPO":
+Schulman et al. 2017, arXiv:1707.06347, equations 7 and 9, with generalised advantage estimation (arXiv:1506.02438) and
+the details of Huang et al. 2022, "The 37 implementation details of PPO":
 
     L(theta) = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ] - c_v E[ (V - V_target)^2 / 2 ] + c_e E[ H(pi) ]
 
-Deviations: the value loss is clipped as in PPO2 (`clip_value`); advantages are normalised over the minibatch; values are
-computed anew in the update rather than recorded while acting, which is the same number and one pass instead of T; rows that
-belong to no transition (`valid` 0) count nowhere.
+Deviations: the value loss is clipped as in PPO2 (`clip_value`); advantages are normalised over the minibatch; values
+are computed anew in the update rather than recorded while acting, which is the same number and one pass instead of T;
+rows that belong to no transition (`valid` 0) count nowhere.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from rlexp.algos import common
 from rlexp.algos.base import Algorithm
-from rlexp.config import ConfigError, Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.heads import Head
 from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
@@ -117,7 +118,7 @@ class Rows(NamedTuple):
 def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
     discrete = isinstance(spec.action, Discrete)
-    _check_minibatches(config, num_shards)
+    common.check_minibatches(config, num_shards)
     num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else _size(spec.action.shape)
     actor = Head(torso, num_outputs, scale=0.01, dtype=dtype)
     critic = Head(torso, 1, scale=1.0, dtype=dtype)
@@ -129,18 +130,19 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         out = actor.apply(params["actor"], obs)
         if not discrete:
             return DiagonalNormal(out, jnp.broadcast_to(params["log_std"], out.shape))
-        return masked(out, obs["action_mask"]) if _has_mask(spec) else Categorical(out)
+        return masked(out, obs["action_mask"]) if common.has_mask(spec) else Categorical(out)
 
     def value_of(params: PyTree, obs: PyTree) -> jax.Array:
         return critic.apply(params["critic"], obs)[..., 0]
 
     def flat(action: jax.Array) -> jax.Array:
         """Continuous actions as vectors: [..., *shape] -> [..., D]."""
-        return action if discrete else action.reshape(*action.shape[: action.ndim - len(spec.action.shape)], num_outputs)
+        return (
+            action if discrete else action.reshape(*action.shape[: action.ndim - len(spec.action.shape)], num_outputs)
+        )
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
-        left = 1.0 - step.astype(jnp.float32) / hp["total_updates"]
-        lr = hp["lr"] * jnp.maximum(left, 0.0) if config.anneal_lr else hp["lr"]
+        lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
         clip = optax.clip_by_global_norm(hp["max_grad_norm"])
         return optax.chain(clip, optax.adam(lr, eps=hp["adam_eps"])), lr
 
@@ -162,7 +164,11 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         pi = distribution(policy.params, normalise(policy.normaliser, timestep.obs))
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         log_prob = pi.log_prob(action)
-        return action if discrete else action.reshape(*action.shape[:-1], *spec.action.shape), carry, {"log_prob": log_prob}
+        return (
+            action if discrete else action.reshape(*action.shape[:-1], *spec.action.shape),
+            carry,
+            {"log_prob": log_prob},
+        )
 
     def loss(params: PyTree, rows: Rows, hp: dict[str, jax.Array], num_rows: jax.Array) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
@@ -197,21 +203,18 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
             variance = jnp.sum(jnp.square(rows.advantage - mean) * rows.weight) / num_rows
             rows = rows._replace(advantage=(rows.advantage - mean) / (jnp.sqrt(variance) + 1e-8))
 
-        def accumulate(total: PyTree, part: Rows) -> tuple[PyTree, None]:
-            grads, sums = jax.grad(loss, has_aux=True)(state.params, part, state.hp, num_rows)
-            return jax.tree.map(jnp.add, total, (grads, sums)), None
-
-        parts = _parts(rows, config.gradient_accumulation, num_shards)
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(jax.grad(loss, has_aux=True), state.params, first, state.hp, num_rows)
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        (grads, sums), _ = jax.lax.scan(accumulate, zeros, parts)
-
+        grads, sums = common.gradients(
+            lambda params, part: loss(params, part, state.hp, num_rows),
+            state.params,
+            rows,
+            num_parts=config.gradient_accumulation,
+            num_shards=num_shards,
+        )
         optimise, lr = optimiser(state.hp, state.step)
-        updates, opt_state = optimise.update(grads, state.opt_state, state.params)
+        params, opt_state = common.descend(optimise, grads, state.opt_state, state.params)
         metrics = {name: Mean(total, jnp.sum(rows.weight)) for name, total in sums.items()}
-        metrics |= {"loss/grad_norm": _one(optax.global_norm(grads)), "loss/lr": _one(lr)}
-        return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state), metrics
+        metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
+        return state._replace(params=params, opt_state=opt_state), metrics
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)
@@ -219,7 +222,9 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         obs = normalise(state.normaliser, trajectory.obs)
         value = value_of(state.params, obs)  # [T+1, B]
         estimate = jax.vmap(
-            lambda r, d, w, v: gae(r, discount=d, valid=w, value=v, gamma=state.hp["gamma"], lam=state.hp["gae_lambda"]),
+            lambda r, d, w, v: gae(
+                r, discount=d, valid=w, value=v, gamma=state.hp["gamma"], lam=state.hp["gae_lambda"]
+            ),
             in_axes=1,
             out_axes=1,
         )
@@ -242,27 +247,13 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
 
         learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, config.num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
-        metrics["loss/explained_variance"] = _one(_explained_variance(value[:-1], target, weight))
+        metrics["loss/explained_variance"] = common.single(_explained_variance(value[:-1], target, weight))
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
             stats = observation_normaliser.update(state.normaliser, trajectory.obs, trajectory.valid)
             learnt = learnt._replace(normaliser=stats)
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     return Algorithm(init, policy, lambda num_envs: (), act, update)
-
-
-def _one(x: jax.Array) -> Mean:
-    return Mean(x, jnp.ones((), jnp.float32))
-
-
-def _parts(rows: Rows, num_parts: int, num_shards: int) -> Rows:
-    """[S * n, ...] -> [num_parts, S * n / num_parts, ...], without moving a row to another shard."""
-
-    def split(x: jax.Array) -> jax.Array:
-        shards = x.reshape(num_shards, num_parts, -1, *x.shape[1:])
-        return shards.swapaxes(0, 1).reshape(num_parts, -1, *x.shape[1:])
-
-    return jax.tree.map(split, rows)
 
 
 def _explained_variance(value: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
@@ -276,24 +267,8 @@ def _explained_variance(value: jax.Array, target: jax.Array, weight: jax.Array) 
     return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
 
 
-def _has_mask(spec: EnvSpec) -> bool:
-    return isinstance(spec.observation, dict) and "action_mask" in spec.observation
-
-
 def _size(shape: tuple[int, ...]) -> int:
     size = 1
     for n in shape:
         size *= n
     return size
-
-
-def _check_minibatches(config: Config, num_shards: int) -> None:
-    rows = config.num_envs // num_shards * config.num_steps
-    parts = config.num_minibatches * config.gradient_accumulation
-    if rows % parts:
-        fits = max(n for n in range(1, config.num_minibatches + 1) if rows % (n * config.gradient_accumulation) == 0 or n == 1)
-        raise ConfigError(
-            f"algo.num_minibatches: {config.num_minibatches} (times gradient_accumulation {config.gradient_accumulation}) does not "
-            f"divide the {rows} rows of a shard (num_envs {config.num_envs} / {num_shards} shards * num_steps {config.num_steps}); "
-            f"the nearest that fits is {fits}"
-        )

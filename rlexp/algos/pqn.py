@@ -1,14 +1,15 @@
 """Parallelised Q-network: Q-learning on fresh trajectories of many environments, without replay or target network.
 
-Gallici et al. 2024, arXiv:2407.04811, algorithm 1. The targets are lambda-returns (equation 9), computed once a rollout from
-the parameters that collected it, and fitted for several epochs of minibatches:
+Gallici et al. 2024, arXiv:2407.04811, algorithm 1. The targets are lambda-returns (equation 9), computed once a rollout
+from the parameters that collected it, and fitted for several epochs of minibatches:
 
     G_t = r_t + gamma ((1 - lam) max_a Q(s_{t+1}, a) + lam G_{t+1}),   L(theta) = E[ (Q_theta(s_t, a_t) - G_t)^2 / 2 ]
 
 What keeps that stable is layer normalisation in the network, hence network=mlp_layernorm.
 
-Deviations: a lambda-return does not stop at an exploratory action (Peng's Q(lambda), as in the authors' code); an episode that
-is cut short bootstraps from its true last observation; rows that belong to no transition (`valid` 0) count nowhere.
+Deviations: a lambda-return does not stop at an exploratory action (Peng's Q(lambda), as in the authors' code); an
+episode that is cut short bootstraps from its true last observation; rows that belong to no transition (`valid` 0) count
+nowhere.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -108,12 +109,15 @@ class Rows(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
-    """PQN for an environment. Raises ConfigError for continuous actions, or minibatches that do not divide the rollout."""
+    """PQN. Raises ConfigError for continuous actions, and where the minibatches do not divide the rollout."""
     common.check_minibatches(config, num_shards)
     head = Head(torso, common.num_actions(spec, "pqn"), scale=1.0, dtype=dtype)
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
         return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
+
+    def q_of(params: PyTree, obs: PyTree) -> Any:
+        return head.apply(params, obs)  # [..., A]
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
         lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
@@ -135,13 +139,13 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         return Policy(state.params, state.normaliser, jnp.where(jnp.asarray(explore), epsilon_of(state), 0.0))
 
     def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
-        q = head.apply(policy.params, normalise(policy.normaliser, timestep.obs))
+        q = q_of(policy.params, normalise(policy.normaliser, timestep.obs))
         mask = common.allowed(spec, timestep.obs, q)
         return common.epsilon_greedy(key, q, mask, policy.epsilon), carry, {}
 
     def loss(params: PyTree, rows: Rows, num_rows: jax.Array) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
-        value = common.pick(head.apply(params, rows.obs), rows.action)
+        value = common.pick(q_of(params, rows.obs), rows.action)
         td_error = rows.target - value
         per_row = {"loss/value": 0.5 * jnp.square(td_error), "loss/q_mean": value, "loss/td_error": jnp.abs(td_error)}
         sums = {name: jnp.sum(x * rows.weight) for name, x in per_row.items()}
@@ -160,14 +164,14 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         optimise, lr = optimiser(state.hp, state.step)
         params, opt_state = common.descend(optimise, grads, state.opt_state, state.params)
         metrics = {name: Mean(total, count) for name, total in sums.items()}
-        metrics |= {"loss/grad_norm": common.single(optax.global_norm(grads)), "loss/lr": common.single(lr)}
+        metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
         return state._replace(params=params, opt_state=opt_state), metrics
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)
         trajectory, hp = batch.trajectory, state.hp
         obs = normalise(state.normaliser, trajectory.obs)
-        q = head.apply(state.params, obs)  # [T+1, B, A]
+        q = q_of(state.params, obs)  # [T+1, B, A]
         value = common.pick(q, common.greedy(q, common.allowed(spec, trajectory.obs, q)))
         target_of = jax.vmap(
             lambda r, d, v, b: lambda_returns(

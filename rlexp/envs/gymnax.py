@@ -89,7 +89,7 @@ def _load(name: str) -> tuple[Any, Any]:
         names = gymnax.registered_envs
         if name not in names:
             raise ConfigError(
-                f'env.name: gymnax has no "{name}"{nearest(name, names)} Allowed: {", ".join(sorted(names))}'
+                f'env.name: gymnax has no "{name}"{nearest(name, names) or "."} Allowed: {", ".join(sorted(names))}'
             )
         try:
             return gymnax.make(name)
@@ -108,7 +108,7 @@ def _overrides(config: Config, env_params: Any) -> dict[str, jax.Array]:
     for name in config.params:
         if name not in allowed:
             told = f"Allowed: {', '.join(allowed)}" if allowed else f"{config.name} has none"
-            raise ConfigError(f"env.params.{name}: unknown parameter{nearest(name, allowed)} {told}")
+            raise ConfigError(f"env.params.{name}: unknown parameter{nearest(name, allowed) or '.'} {told}")
     return {k: jnp.asarray(v).astype(jnp.result_type(defaults[k])) for k, v in config.params.items()}
 
 

@@ -192,15 +192,14 @@ def _log(run: Any, row: Row) -> None:
 
 def _serve(runs: list[Any], work: queue.SimpleQueue, warn: Say) -> None:
     """Does the work in the order that it came; then finishes all runs at the same time."""
-    lost: set[int] = set()
+    warned: set[int] = set()
     for i, action in iter(work.get, None):
-        if i in lost:
-            continue
         try:
             action(runs[i])
-        except Exception as error:
-            lost.add(i)
-            warn(f"W&B run {runs[i].id} stopped: {_public(error)}; the run goes on, its metrics are in metrics.jsonl")
+        except Exception as error:  # an upload, say; what follows may well succeed
+            if i not in warned:
+                warn(f"W&B run {runs[i].id}: {_public(error)}; its metrics are in metrics.jsonl")
+            warned.add(i)
     threads = [threading.Thread(target=_finish, args=(run, warn), name="wandb-finish", daemon=True) for run in runs]
     for thread in threads:
         thread.start()

@@ -4,6 +4,7 @@ Only floating leaves are normalised. The others, such as images and action masks
 place.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -42,7 +43,7 @@ def normalise(norm: Normaliser, obs: PyTree, clip: float = 10.0) -> PyTree:
         scaled = (leaf.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + _EPSILON)
         return jnp.clip(scaled, -clip, clip).astype(leaf.dtype)
 
-    return jax.tree.map(one, norm.mean, norm.m2, obs, is_leaf=lambda x: x is None)
+    return _map(one, norm.mean, norm.m2, obs)
 
 
 def update(norm: Normaliser, obs: PyTree, valid: Float[Array, "T B"]) -> Normaliser:
@@ -65,10 +66,15 @@ def update(norm: Normaliser, obs: PyTree, valid: Float[Array, "T B"]) -> Normali
         delta = batch_mean - mean
         return mean + delta * share, m2 + batch_m2 + jnp.square(delta) * norm.count * share
 
-    is_none = {"is_leaf": lambda x: x is None}
-    pairs = jax.tree.map(one, norm.mean, norm.m2, obs, **is_none)
-    mean, m2 = (jax.tree.map(lambda _, pair, i=i: pair and pair[i], norm.mean, pairs, **is_none) for i in range(2))
+    merged = _map(one, norm.mean, norm.m2, obs)
+    mean = _map(lambda _, pair: None if pair is None else pair[0], norm.mean, merged)
+    m2 = _map(lambda _, pair: None if pair is None else pair[1], norm.mean, merged)
     return Normaliser(total, mean, m2)
+
+
+def _map(function: Callable, first: PyTree, *rest: PyTree) -> PyTree:
+    """`jax.tree.map` that takes a None in the first tree for a leaf."""
+    return jax.tree.map(function, first, *rest, is_leaf=lambda x: x is None)
 
 
 def _is_float(struct: jax.ShapeDtypeStruct) -> bool:

@@ -1,7 +1,7 @@
 """A ring of time-major rows: what environments did last, as plain arrays, and windows of it.
 
-A row holds one time step of all environments, so the observation after a transition is that of the next row, and is stored
-once. Rows are added in blocks that fill the ring exactly, hence no block is ever split by its end.
+A row holds one time step of all environments, so the observation after a transition is that of the next row, and is
+stored once. Rows are added in blocks that fill the ring exactly, hence no block is ever split by its end.
 """
 
 from typing import NamedTuple
@@ -28,10 +28,12 @@ def init(rows: PyTree, *, capacity: int) -> Ring:
 
 
 def add(ring: Ring, rows: PyTree) -> Ring:
-    """Adds a block of T rows, over the oldest ones where the ring is full. T is the same at every call and divides capacity."""
+    """Adds a block of T rows, over the oldest where the ring is full. Every T is the same, and divides the capacity."""
     capacity, num_rows = _length(ring.rows), _length(rows)
     assert capacity % num_rows == 0, f"blocks of {num_rows} rows do not fill a ring of {capacity}"
-    written = jax.tree.map(lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, ring.head, 0), ring.rows, rows)
+    written = jax.tree.map(
+        lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, ring.head, 0), ring.rows, rows
+    )
     head = (ring.head + jnp.int32(num_rows)) % jnp.int32(capacity)
     return Ring(written, head, jnp.minimum(ring.size + jnp.int32(num_rows), jnp.int32(capacity)))
 

@@ -6,7 +6,7 @@ holds, the newest rows included. A window is a piece of one environment's true h
   * It never crosses the place where the newest rows meet the oldest.
   * It may hold the end of an episode and the beginning of the next, as any trajectory: `valid` and `discount` tell.
   * Its first row may be an episode's last observation, which starts no transition. That sample has valid 0 in its first
-    row and counts nowhere, so a batch has a few samples less than `batch_size` that count, about one in an episode's length.
+    row and counts nowhere: of a batch, about one sample in an episode's length.
 
 Each logical shard has a memory of its own, with its part of the capacity and of every batch.
 """
@@ -52,7 +52,7 @@ class Data(NamedTuple):
 
 
 def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
-    """A source of [num_updates, sequence_length + 1, batch_size / num_shards] samples; `num_envs` are those of one shard.
+    """A source of [num_updates, sequence_length + 1, batch_size / num_shards] samples; `num_envs` are of one shard.
 
     Raises:
       ConfigError: the sizes do not divide, or the memory cannot hold one sample.

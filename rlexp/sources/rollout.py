@@ -1,4 +1,4 @@
-"""Steps environments with the current policy: one trajectory of `num_steps` a call, and nothing kept but the environments."""
+"""Steps environments with the current policy: a trajectory of `num_steps` a call, and nothing kept but environments."""
 
 from typing import Any, NamedTuple
 
@@ -92,4 +92,3 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
 def clip_action(spec: EnvSpec, action: jax.Array) -> jax.Array:
     """A Gaussian policy knows no bounds; the environment gets what it allows, the algorithm keeps what it drew."""
     return jnp.clip(action, spec.action.low, spec.action.high) if isinstance(spec.action, Continuous) else action
-

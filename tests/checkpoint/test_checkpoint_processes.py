@@ -18,7 +18,7 @@ CAPACITY = 200_000  # as in the child
 
 def run_child(what, directory):
     command = [sys.executable, "-W", "error", CHILD, what, directory]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -44,7 +44,7 @@ def test_kill_during_a_save(tmp_path, tools, moment):
     assert child.stdout is not None
     try:
         written = int(child.stdout.readline())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not any(tmp_path.glob(MOMENTS[moment])):
             assert child.poll() is None
             assert time.monotonic() < deadline

@@ -5,13 +5,16 @@ import os
 import resource
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 from rlexp import checkpoint
+from rlexp.config import ConfigError, parse
 
 
 def steps(directory):
@@ -245,3 +248,23 @@ def test_size_bytes(tools):
     }
     assert checkpoint.size_bytes(run) == 48 + 4 + 5 + 8
     assert checkpoint.size_bytes(tools.abstract(run)) == 65
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "checkpoint"
+
+
+def test_the_yaml_files():
+    default = yaml.safe_load((FOLDER / "default.yaml").read_text())
+    off = yaml.safe_load((FOLDER / "off.yaml").read_text())
+    assert off.pop("defaults") == ["default", "_self_"]
+    on, _ = parse(default, checkpoint.Config, "checkpoint")
+    assert on.enabled
+    assert (on.every_minutes, on.keep_last, on.keep_best, on.restore) == (10.0, 3, 1, "all")
+    assert not parse(default | off, checkpoint.Config, "checkpoint")[0].enabled
+    for change, words in [
+        ({"keep_last": 0}, r"^checkpoint\.keep_last: 0 is not allowed; expected greater than or equal to 1$"),
+        ({"restore": "param"}, r"^checkpoint\.restore: 'param' is not allowed; .* did you mean \"params\"\?$"),
+        ({"every_minute": 1}, r"^checkpoint\.every_minute: unknown key; did you mean \"every_minutes\"\?"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            parse(default | change, checkpoint.Config, "checkpoint")

@@ -195,11 +195,11 @@ def test_there_is_a_file_for_every_environment_of_gymnax():
         ({"max_episode_steps": 0}, "env.max_episode_steps: 0 is not allowed; expected greater than or equal to 1"),
         (
             {"name": "Breakout-MinAtar", "params": {"ramping": 1}},
-            "env.params.ramping: unknown parameter Breakout-MinAtar has none",
+            "env.params.ramping: unknown parameter. Breakout-MinAtar has none",
         ),
         (
             {"name": "Acrobot-v1", "params": {"available_torque": 1}},
-            "env.params.available_torque: unknown parameter Allowed: dt, ",
+            "env.params.available_torque: unknown parameter. Allowed: dt, ",
         ),
     ],
 )

@@ -79,6 +79,7 @@ def child(tmp_path: Path) -> Child:
         spec = {"root": str(tmp_path / "runs"), "members": members, "start": start, "end": end, "status": status}
         spec |= {"kill": kill, "checkpoint_at": checkpoint_at, "checkpoint": str(checkpoint), "wandb": wandb}
         command = [sys.executable, "-c", _PROGRAM, json.dumps(spec)]
+        # The limit is there to find a run that hangs; nothing is measured.
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, cwd=tmp_path)
         assert kill or (done.returncode == 0 and "closed" in done.stdout), done.stderr
         return done

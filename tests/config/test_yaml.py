@@ -1,0 +1,108 @@
+"""Every YAML composes and builds; recipes are pinned; every field has a doc."""
+
+import dataclasses
+import inspect
+import os
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import yaml
+from support import build
+
+from rlexp import compose
+from rlexp.config import Config, ConfigError, fingerprint, load_module, parse
+
+GOLDEN = Path(__file__).parent / "golden"
+OPTIONS = sorted(
+    f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
+    for path in compose.CONF_DIR.rglob("*/*.yaml")
+)
+NEEDS = {"network=cnn": ["env=gymnax/breakout"]}  # an image
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_builds(option):
+    node, _ = compose.compose_node([option, *NEEDS.get(option, []), "compilation_cache=null"])
+    config, modules = parse(node)
+    assert modules["algo"].startswith("rlexp.algos")
+    if not option.startswith(("env=", "logger=tensorboard")):  # environments have tests of their own
+        build(option, *NEEDS.get(option, []), *(["logger=default"] if option.startswith("logger") else []))
+    assert isinstance(config, Config)
+
+
+@pytest.mark.parametrize("name", [o.removeprefix("experiment=") for o in OPTIONS if o.startswith("experiment=")])
+def test_recipes_are_what_they_were(name):
+    """A recipe is a promise: changing a default must not change it unseen. `UPDATE_GOLDEN=1` writes the file anew."""
+    node, _ = compose.compose_node([f"experiment={name}", "compilation_cache=null"])
+    node = {k: v for k, v in node.items() if k in ("total_env_steps", "algo", "env", "network", "eval", "precision")}
+    golden = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(yaml.safe_dump(node))
+    assert yaml.safe_load(golden.read_text()) == node
+
+
+@pytest.mark.parametrize("path", sorted((compose.CONF_DIR / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+def test_recipes_say_what_they_cost(path):
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert head[0] == "# @package _global_"
+    assert any(f"python -m rlexp experiment={path.stem}" in line for line in head)
+    assert any("return" in line.lower() for line in head) and any("minute" in line or " s " in line for line in head), head
+
+
+def _configs(cls: Any) -> list[Any]:
+    nested = [t for t in get_type_hints(cls).values() if dataclasses.is_dataclass(t)]
+    return [cls, *(c for n in nested for c in _configs(n))]
+
+
+def test_every_field_has_a_doc_and_no_default():
+    modules = {
+        load_module(node["module"], "x").Config
+        for path in compose.CONF_DIR.rglob("*.yaml")
+        if isinstance(node := yaml.safe_load(path.read_text()), dict) and "module" in node
+    }
+    for cls in [c for m in [Config, *modules] for c in _configs(m)]:
+        source = inspect.getsource(cls)
+        for field in dataclasses.fields(cls):
+            assert field.default is dataclasses.MISSING, (cls, field.name)
+            if field.name in ("module", "hp", "source", "mesh", "params", "eval", "logger", "checkpoint", "debug", "wandb"):
+                continue
+            after = source.split(f"\n    {field.name}: ", 1)[1].split("\n", 2)[1]
+            assert after.strip().startswith('"""'), (cls, field.name)
+
+
+def test_numbers_as_people_write_them():
+    config, _ = parse(compose.compose_node(["total_env_steps=1e6", "algo.hp.lr=1e-4", "eval.every_env_steps=2.5e5"])[0])
+    assert config.total_env_steps == 1_000_000 and isinstance(config.total_env_steps, int)
+    assert config.algo.hp.lr == 1e-4
+    assert config.eval.every_env_steps == 250_000
+
+
+def test_what_may_differ_in_a_pack():
+    """The fingerprint without traced fields is equal for jobs that one program can train."""
+    same = fingerprint(build().config, traced=False)
+    assert same == fingerprint(build("algo.hp.lr=1e-3", "seed=7", "env.params.length=1.0", "logger=default").config, traced=False)
+    assert same != fingerprint(build("algo.num_steps=64").config, traced=False)
+    assert same != fingerprint(build("network.hidden=[32]").config, traced=False)
+
+
+def test_lr_scaling():
+    lr = lambda *o: build("algo.num_envs=16", "algo.base_num_envs=4", *o).hp["lr"]  # noqa: E731
+    assert lr() == pytest.approx(2.5e-4)
+    assert lr("algo.lr_scaling=sqrt") == pytest.approx(5e-4)
+    assert lr("algo.lr_scaling=linear") == pytest.approx(1e-3)
+
+
+def test_a_folder_of_ones_own_is_searched_first(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nseed: 41\n")
+    node, _ = compose.compose_node(["experiment=mine"], str(tmp_path))
+    assert node["seed"] == 41
+    with pytest.raises(ConfigError, match="no such option"):
+        compose.compose_node(["experiment=mine"])
+
+
+def test_the_command_line_wins_over_a_resumed_runs_overrides():
+    merged = compose.merge_overrides(["algo=dqn", "seed=1", "+x=2"], ["seed=3", "~x"])
+    assert merged == ["algo=dqn", "seed=3", "~x"]
