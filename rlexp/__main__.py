@@ -38,14 +38,14 @@ def check(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Job,
     node, directory = compose.compose_node(overrides, config_dir)
     config, _ = parse(node, Config)
     run_dir = Path(directory).absolute()
-    if config.resume == "auto":
+    if config.run == "eval" and config.resume in (None, "auto"):
+        raise ConfigError(
+            f"resume: {config.resume or 'null'} is not allowed with run=eval; expected the directory or the id of a trained run"
+        )
+    if config.resume == "auto" and config.run == "train":
         resume_dir = run_dir if rundir.is_run(run_dir) else None
     elif rundir.is_run(run_dir) and not (config.run == "train" and run_dir == resume_dir):
-        raise ConfigError(f"hydra.run.dir: {directory!r} holds a run already; resume=auto goes on with it")
-    if config.run == "eval" and resume_dir is None:
-        raise ConfigError(
-            "resume: null is not allowed with run=eval; expected the directory or the id of a trained run"
-        )
+        raise ConfigError(f"hydra.run.dir: {directory!r} holds a run already; resume=auto goes on with training it")
 
     from rlexp import session  # JAX is imported only now: bad input is answered at once
 

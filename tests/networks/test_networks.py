@@ -195,6 +195,7 @@ def test_kernels_start_orthogonal_with_gain_sqrt_2_and_biases_at_zero():
     torso = build("cnn, dict, layer norm")
     params = jax.jit(torso.init)(jax.random.key(0), draw(IMAGE_AND_MORE))["params"]
     assert sorted(params) == ["Conv_0", "Conv_1", "Dense_0", "LayerNorm_0", "LayerNorm_1", "LayerNorm_2"]
+    assert params["Dense_0"]["kernel"].shape == (2 * 2 * 3 + 2, 8)  # 6x7 -> 4x5 -> 2x2, 3 channels, and the speed
     for name in ("Conv_0", "Conv_1", "Dense_0"):
         kernel = np.asarray(params[name]["kernel"]).reshape(-1, params[name]["kernel"].shape[-1])
         np.testing.assert_allclose(kernel.T @ kernel, 2 * np.eye(kernel.shape[1]), atol=1e-5)
