@@ -26,7 +26,7 @@ class Job(NamedTuple):
     resume_dir: Path | None  # the run whose checkpoint to start from
 
 
-def check(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Job, Any]:
+def check(overrides: Sequence[str]) -> tuple[Job, Any]:
     """Everything that can be wrong with a command line is found here, before a directory or a job is made.
 
     Returns:
@@ -34,8 +34,8 @@ def check(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Job,
     Raises:
       ConfigError: one line.
     """
-    resume_dir, overrides = _resumed(overrides, config_dir)
-    node, directory = compose.compose_node(overrides, config_dir)
+    resume_dir, overrides = _resumed(overrides)
+    node, directory = compose.compose_node(overrides)
     config, _ = parse(node, Config)
     run_dir = Path(directory).absolute()
     if config.run == "eval" and config.resume in (None, "auto"):
@@ -53,15 +53,13 @@ def check(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Job,
     return Job(node, list(overrides), run_dir, resume_dir), experiment
 
 
-def _resumed(overrides: Sequence[str], config_dir: str | None) -> tuple[Path | None, list[str]]:
+def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     """With resume=<run>, that run's own overrides come first, and training goes on in its directory."""
     given = dict(o.split("=", 1) for o in overrides if "=" in o)
     name = given.get("resume", "null").strip("'\"")
     if name in ("auto", "null", ""):
         return None, list(overrides)
-    node, _ = compose.compose_node(
-        [o for o in overrides if compose.override_key(o) in ("output_root", "resume")], config_dir
-    )
+    node, _ = compose.compose_node([o for o in overrides if compose.override_key(o) in ("output_root", "resume")])
     resume_dir = rundir.find(node["resume"], Path(node["output_root"]))
     saved = OmegaConf.to_container(OmegaConf.load(resume_dir / "overrides.yaml"))
     assert isinstance(saved, list)
@@ -79,28 +77,28 @@ def main() -> None:
     if args.help or args.hydra_help or args.info or args.shell_completion:
         return _hydra(_job_of_a_sweep)
     try:
+        search = compose.search_path(args.config_dir)
         if args.cfg:
-            compose.compose_node(args.overrides, args.config_dir)
+            compose.compose_node([*search, *args.overrides])
             return _hydra(_job_of_a_sweep)
         if args.multirun:
             for overrides in _sweep(args.overrides):
-                check(overrides, args.config_dir)
+                check([*search, *overrides])
             return _hydra(_job_of_a_sweep)
-        job, experiment = check(args.overrides, args.config_dir)
+        job, experiment = check([*search, *args.overrides])
         fresh = rundir.create(job.run_dir)
         held = rundir.lock(job.run_dir)
     except ConfigError as error:
         _fail(error, 2)
     # Hydra composes the very same again, now with its own side effects: .hydra/, logging, callbacks.
-    flags = [f"--config-dir={args.config_dir}"] if args.config_dir else []
-    rest = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
-    sys.argv[1:] = [*flags, *rest, compose.quoted("hydra.run.dir", str(job.run_dir))]
+    told = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
+    sys.argv[1:] = [*told, compose.quoted("hydra.run.dir", str(job.run_dir))]
 
     def run(config: DictConfig) -> Any:
         from rlexp import session
 
         del config
-        return session.run(experiment, job.run_dir, job.resume_dir, [o for o in rest if not o.startswith("hydra.")])
+        return session.run(experiment, job.run_dir, job.resume_dir, told)
 
     with held:
         _hydra(run, undo=lambda: rundir.remove(fresh))

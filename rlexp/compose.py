@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +26,39 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
 
 
-@contextmanager
-def _hydra(config_dir: str | None) -> Iterator[list[str]]:
-    """Hydra's compose API over conf/; gives the overrides that add a user's own folder to the search path."""
-    register_resolvers()
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3", job_name="rlexp"):
-        yield [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+def search_path(config_dir: str | None) -> list[str]:
+    """`--config-dir` as an override, which a resumed run finds again. Raises ConfigError where there is no such folder."""
+    if config_dir is None:
+        return []
+    if not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir: {config_dir!r} is not a directory")
+    return [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
 
 
-def compose_node(overrides: Sequence[str], config_dir: str | None = None) -> tuple[dict[str, Any], str]:
+def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
     """A command line's overrides -> (resolved configuration as plain data, run directory).
 
     Raises:
       ConfigError: one line, for all that Hydra and OmegaConf complain of.
     """
-    if config_dir and not Path(config_dir).is_dir():
-        raise ConfigError(f"--config-dir: {config_dir!r} is not a directory")
-    with _hydra(config_dir) as search:
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3", job_name="rlexp"):
         try:
             try:
-                config = compose("config", [*search, *overrides], return_hydra_config=True)
+                config = compose("config", list(overrides), return_hydra_config=True)
             except ConfigCompositionException as error:
                 if isinstance(error, MissingConfigException | OverrideParseException):
                     raise
                 # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
-                config = compose("config", [*search, *(force(o) for o in overrides)], return_hydra_config=True)
+                config = compose("config", [force(o) for o in overrides], return_hydra_config=True)
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from error
         except OverrideParseException as error:
-            raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
-        except (HydraException, OmegaConfBaseException, ValueError) as error:  # debug=nan is a number to Hydra: ValueError
+            raise ConfigError(
+                f"{error.override}: this cannot be read as key=value ({_first_line(error)})"
+            ) from error
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: debug=nan is a number to Hydra
             raise ConfigError(_first_line(error)) from error
         return _plain(config)
 
@@ -77,9 +78,7 @@ def _plain(config: DictConfig) -> tuple[dict[str, Any], str]:
 def force(override: str) -> str:
     """`a.b=1` -> `++a.b=1`, which sets the key whether it is there or not. Choices of a group stay as they are."""
     key = override_key(override)
-    if override.startswith(("+", "~")) and not override.startswith("+"):
-        return override
-    if "/" in key or key in _groups():
+    if override.startswith("~") or "/" in key or key in _groups() or key.startswith("hydra."):
         return override
     return "++" + override.lstrip("+")
 
