@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, GetPydanticSchema, Strict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
@@ -58,6 +58,8 @@ Number = Annotated[float, BeforeValidator(_number), Strict(), Field(allow_inf_na
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
+# A Number where it is read from the YAML; an array where the program puts the traced one in its place (env.params).
+TracedNumber = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(Number))]
 Part = Any  # a node with `module:`; holds that module's Config
 
 

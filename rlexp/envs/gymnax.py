@@ -10,20 +10,16 @@ What the adapter changes, besides:
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from pydantic import GetPydanticSchema
 
-from rlexp.config import ConfigError, Count, Host, Number, nearest, schema
+from rlexp.config import ConfigError, Count, Host, TracedNumber, nearest, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, PyTree
 
 LIMIT = "max_steps_in_episode"
-
-# A Number where it is read from the YAML; an array where the program puts the traced one in its place.
-TracedNumber = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(Number))]
 
 
 @schema
