@@ -74,34 +74,37 @@ def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
 def main() -> None:
     """Runs a command line."""
     args = get_args_parser().parse_args()
-    if args.help or args.hydra_help or args.info or args.shell_completion:
-        return _hydra(_job_of_a_sweep)
     try:
-        search = compose.search_path(args.config_dir)
-        if args.cfg:
-            compose.compose_node([*search, *args.overrides])
-            return _hydra(_job_of_a_sweep)
+        overrides = [*compose.search_path(args.config_dir), *args.overrides]
         if args.multirun:
-            for overrides in _sweep(args.overrides):
-                check([*search, *overrides])
-            return _hydra(_job_of_a_sweep)
-        job, experiment = check([*search, *args.overrides])
-        fresh = rundir.create(job.run_dir)
-        held = rundir.lock(job.run_dir)
+            for job_overrides in _sweep(overrides):
+                check(job_overrides)
+        elif args.cfg:
+            compose.compose_node(overrides)
+        elif not (args.help or args.hydra_help or args.info or args.shell_completion):
+            _run(*check(overrides))
+            return
     except ConfigError as error:
         _fail(error, 2)
+    _hydra(_job_of_a_sweep)
+
+
+def _run(job: Job, experiment: Any) -> None:
+    """One job in its own directory. Raises ConfigError where that cannot be had."""
+    fresh = rundir.create(job.run_dir)
+    held = rundir.lock(job.run_dir)
     # Hydra composes the very same again, now with its own side effects: .hydra/, logging, callbacks.
     told = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
     sys.argv[1:] = [*told, compose.quoted("hydra.run.dir", str(job.run_dir))]
 
-    def run(config: DictConfig) -> Any:
+    def task(config: DictConfig) -> Any:
         from rlexp import session
 
         del config
         return session.run(experiment, job.run_dir, job.resume_dir, told)
 
     with held:
-        _hydra(run, undo=lambda: rundir.remove(fresh))
+        _hydra(task, undo=lambda: rundir.remove(fresh))
 
 
 def _job_of_a_sweep(config: DictConfig) -> Any:
@@ -110,8 +113,7 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
 
     from rlexp import session
 
-    node = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(node, dict)
+    node = compose.plain(config)
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     parsed, _ = parse(node, Config)
     experiment = session.prepare(node, parsed, None)

@@ -55,10 +55,12 @@ def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
         except MissingConfigException as error:
             raise ConfigError(_missing(error)) from error
         except OverrideParseException as error:
-            raise ConfigError(
-                f"{error.override}: this cannot be read as key=value ({_first_line(error)})"
-            ) from error
-        except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: debug=nan is a number to Hydra
+            raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
+        except (
+            HydraException,
+            OmegaConfBaseException,
+            ValueError,
+        ) as error:  # ValueError: debug=nan is a number to Hydra
             raise ConfigError(_first_line(error)) from error
         return _plain(config)
 
@@ -68,11 +70,16 @@ def _plain(config: DictConfig) -> tuple[dict[str, Any], str]:
         run_dir = str(config.hydra.run.dir)
         OmegaConf.set_struct(config, False)
         config.pop("hydra")
-        node = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return plain(config), run_dir
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A resolved configuration as plain data."""
+    node = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
-    return {str(k): v for k, v in node.items()}, run_dir
+    return {str(k): v for k, v in node.items()}
 
 
 def force(override: str) -> str:

@@ -121,8 +121,9 @@ def _num_shards(config: Config, resumed: int | None) -> int:
     data = config.hardware.mesh.data
     num_shards = config.shards if config.shards != "auto" else resumed or data
     if num_shards % data:
+        fits = max(data, num_shards // data * data)
         raise ConfigError(
-            f"shards: {num_shards} is not a multiple of hardware.mesh.data {data}; the nearest that fits is {max(data, num_shards // data * data)}"
+            f"shards: {num_shards} is not a multiple of hardware.mesh.data {data}; the nearest that fits is {fits}"
         )
     if config.algo.num_envs % num_shards:
         fits = max(1, round(config.algo.num_envs / num_shards)) * num_shards

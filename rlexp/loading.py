@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from rlexp import experiment as experiments
 from rlexp.algos.base import Algorithm
+from rlexp.compose import plain
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env
 from rlexp.evaluate import Episodes, evaluate
@@ -63,9 +64,7 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     if node is None:
         if not (run_dir / "config.yaml").exists():
             raise ConfigError(f"load: {str(run_dir)!r} is no run directory (it has no config.yaml)")
-        loaded = OmegaConf.to_container(OmegaConf.load(run_dir / "config.yaml"))
-        assert isinstance(loaded, dict)
-        node = {str(k): v for k, v in loaded.items()}
+        node = plain(OmegaConf.load(run_dir / "config.yaml"))
     config, modules = parse(node, Config)
     checkpoint = load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(run_dir / "checkpoints")

@@ -105,7 +105,7 @@ def remove(fresh: Sequence[Path]) -> None:
 
 def lock(run_dir: Path) -> IO[str]:
     """Held while the returned file is open. Two processes in one run directory would lose each other's lines."""
-    file = open(run_dir / ".lock", "w")  # noqa: SIM115: open for the run's whole life
+    file = open(run_dir / ".lock", "w")  # noqa: SIM115  open for the run's whole life
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

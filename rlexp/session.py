@@ -116,7 +116,8 @@ def check_same(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     for path in sorted(saved.keys() | wanted.keys()):
         if saved.get(path) != wanted.get(path):
             raise ConfigError(
-                f"{path}: {wanted.get(path)!r} is not what the checkpoint was made with ({saved.get(path)!r}), so all of it cannot be "
-                "restored; checkpoint.restore=learner takes parameters, normaliser and optimiser into a new run, "
-                "checkpoint.restore=params leaves the optimiser behind (advised when the batch size changes); allowed: all|learner|params"
+                f"{path}: {wanted.get(path)!r} is not what the checkpoint was made with ({saved.get(path)!r}), so all of it "
+                "cannot be restored; checkpoint.restore=learner takes parameters, normaliser and optimiser into a new run, "
+                "checkpoint.restore=params leaves the optimiser behind (advised when the batch size changes); "
+                "allowed: all|learner|params"
             )

@@ -20,7 +20,11 @@ def build(*overrides: str) -> Experiment:
 
 
 def train(
-    directory: Path, *overrides: str, seeds: Sequence[int] = (0,), resume: Resume | None = None, stop: Stop | None = None
+    directory: Path,
+    *overrides: str,
+    seeds: Sequence[int] = (0,),
+    resume: Resume | None = None,
+    stop: Stop | None = None,
 ) -> list[dict[str, Any]]:
     """Trains a pack that differs in seeds only, as one program; gives the summaries."""
     members = [Member(build(*overrides, f"seed={s}"), directory / str(s), f"{s:08d}") for s in seeds]

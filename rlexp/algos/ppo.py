@@ -10,6 +10,7 @@ are computed anew in the update rather than recorded while acting, which is the 
 rows that belong to no transition (`valid` 0) count nowhere.
 """
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -119,7 +120,8 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
     discrete = isinstance(spec.action, Discrete)
     common.check_minibatches(config, num_shards)
-    num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else _size(spec.action.shape)
+    action_shape = () if isinstance(spec.action, Discrete) else spec.action.shape
+    num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else math.prod(action_shape)
     actor = Head(torso, num_outputs, scale=0.01, dtype=dtype)
     critic = Head(torso, 1, scale=1.0, dtype=dtype)
 
@@ -127,19 +129,18 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
 
     def distribution(params: PyTree, obs: PyTree) -> Any:
-        out = actor.apply(params["actor"], obs)
+        out: Any = actor.apply(params["actor"], obs)
         if not discrete:
             return DiagonalNormal(out, jnp.broadcast_to(params["log_std"], out.shape))
         return masked(out, obs["action_mask"]) if common.has_mask(spec) else Categorical(out)
 
     def value_of(params: PyTree, obs: PyTree) -> jax.Array:
-        return critic.apply(params["critic"], obs)[..., 0]
+        value: Any = critic.apply(params["critic"], obs)
+        return value[..., 0]
 
     def flat(action: jax.Array) -> jax.Array:
         """Continuous actions as vectors: [..., *shape] -> [..., D]."""
-        return (
-            action if discrete else action.reshape(*action.shape[: action.ndim - len(spec.action.shape)], num_outputs)
-        )
+        return action if discrete else action.reshape(*action.shape[: action.ndim - len(action_shape)], num_outputs)
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
         lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
@@ -149,7 +150,7 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
     def init(key: Key, hp: dict[str, jax.Array]) -> State:
         actor_key, critic_key, state_key = jax.random.split(key, 3)
         obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
-        params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
+        params: dict[str, Any] = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         if not discrete:
             params["log_std"] = jnp.zeros((num_outputs,), jnp.float32)
         step = jnp.zeros((), jnp.int32)
@@ -163,12 +164,8 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
     def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
         pi = distribution(policy.params, normalise(policy.normaliser, timestep.obs))
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
-        log_prob = pi.log_prob(action)
-        return (
-            action if discrete else action.reshape(*action.shape[:-1], *spec.action.shape),
-            carry,
-            {"log_prob": log_prob},
-        )
+        extras = {"log_prob": pi.log_prob(action)}
+        return action if discrete else action.reshape(*action.shape[:-1], *action_shape), carry, extras
 
     def loss(params: PyTree, rows: Rows, hp: dict[str, jax.Array], num_rows: jax.Array) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
@@ -249,7 +246,8 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         metrics = jax.tree.map(jnp.sum, metrics)
         metrics["loss/explained_variance"] = common.single(_explained_variance(value[:-1], target, weight))
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
-            stats = observation_normaliser.update(state.normaliser, trajectory.obs, trajectory.valid)
+            seen = jax.tree.map(lambda x: x[:-1], trajectory.obs)
+            stats = observation_normaliser.update(state.normaliser, seen, trajectory.valid[:-1])
             learnt = learnt._replace(normaliser=stats)
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
@@ -265,10 +263,3 @@ def _explained_variance(value: jax.Array, target: jax.Array, weight: jax.Array) 
         return jnp.sum(jnp.square(x - mean) * weight) / num_rows
 
     return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size

@@ -195,7 +195,8 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, config.num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics) | {"loss/epsilon": common.single(epsilon_of(state))}
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
-            stats = observation_normaliser.update(state.normaliser, trajectory.obs, trajectory.valid)
+            seen = jax.tree.map(lambda x: x[:-1], trajectory.obs)
+            stats = observation_normaliser.update(state.normaliser, seen, trajectory.valid[:-1])
             learnt = learnt._replace(normaliser=stats)
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 

@@ -48,7 +48,9 @@ def test_recipes_say_what_they_cost(path):
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert head[0] == "# @package _global_"
     assert any(f"python -m rlexp experiment={path.stem}" in line for line in head)
-    assert any("return" in line.lower() for line in head) and any("minute" in line or " s " in line for line in head), head
+    assert any("return" in line.lower() for line in head) and any("minute" in line or " s " in line for line in head), (
+        head
+    )
 
 
 def _configs(cls: Any) -> list[Any]:
@@ -66,7 +68,18 @@ def test_every_field_has_a_doc_and_no_default():
         source = inspect.getsource(cls)
         for field in dataclasses.fields(cls):
             assert field.default is dataclasses.MISSING, (cls, field.name)
-            if field.name in ("module", "hp", "source", "mesh", "params", "eval", "logger", "checkpoint", "debug", "wandb"):
+            if field.name in (
+                "module",
+                "hp",
+                "source",
+                "mesh",
+                "params",
+                "eval",
+                "logger",
+                "checkpoint",
+                "debug",
+                "wandb",
+            ):
                 continue
             after = source.split(f"\n    {field.name}: ", 1)[1].split("\n", 2)[1]
             assert after.strip().startswith('"""'), (cls, field.name)
@@ -82,7 +95,9 @@ def test_numbers_as_people_write_them():
 def test_what_may_differ_in_a_pack():
     """The fingerprint without traced fields is equal for jobs that one program can train."""
     same = fingerprint(build().config, traced=False)
-    assert same == fingerprint(build("algo.hp.lr=1e-3", "seed=7", "env.params.length=1.0", "logger=default").config, traced=False)
+    assert same == fingerprint(
+        build("algo.hp.lr=1e-3", "seed=7", "env.params.length=1.0", "logger=default").config, traced=False
+    )
     assert same != fingerprint(build("algo.num_steps=64").config, traced=False)
     assert same != fingerprint(build("network.hidden=[32]").config, traced=False)
 

@@ -26,7 +26,9 @@ def final_returns(tmp_path, *overrides: str, num_seeds: int) -> np.ndarray:
 @pytest.mark.parametrize(("precision", "median"), [("f32", 495), ("bf16", 490)])
 def test_ppo_solves_cartpole(precision, median, tmp_path):
     """The defaults of `python -m rlexp`, 16 seeds, sampled policy."""
-    returns = final_returns(tmp_path, "env=gymnax/cartpole", f"precision={precision}", "eval.mode=sampled", num_seeds=16)
+    returns = final_returns(
+        tmp_path, "env=gymnax/cartpole", f"precision={precision}", "eval.mode=sampled", num_seeds=16
+    )
     assert returns.mean() >= 475
     assert np.median(returns) >= median
 

@@ -24,7 +24,12 @@ SHORT = (
 )
 ALGORITHMS = {
     "ppo": ("algo=ppo", "algo.normalize_observations=true"),
-    "dqn": ("algo=dqn", "algo.source.prefill_env_steps=1024", "algo.source.capacity=8192", "checkpoint.every_updates=40"),
+    "dqn": (
+        "algo=dqn",
+        "algo.source.prefill_env_steps=1024",
+        "algo.source.capacity=8192",
+        "checkpoint.every_updates=40",
+    ),
 }
 
 
@@ -52,7 +57,8 @@ def saved(run_dir: Path) -> tuple[int, dict]:
     update = max(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdecimal())
     tree = ocp.PyTreeCheckpointHandler().restore((run_dir / "checkpoints" / str(update) / "run").absolute())
     return update, {
-        jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        jax.tree_util.keystr(path): np.asarray(leaf).tobytes()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 

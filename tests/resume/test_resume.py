@@ -9,8 +9,8 @@ from support import build, rows, train, without_clock
 
 from rlexp import program, rundir
 from rlexp.config import ConfigError
-from rlexp.session import check_same
 from rlexp.experiment import resume_fingerprint
+from rlexp.session import check_same
 from rlexp.trainer import Resume, layout_of
 
 TINY = (
@@ -59,7 +59,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capfd):
     train(tmp_path / "a", *TINY, "total_env_steps=960")
     checkpoints = tmp_path / "a/0/checkpoints"
     newest = max(int(p.name) for p in checkpoints.iterdir() if p.name.isdecimal())
-    damaged = max((p for p in (checkpoints / str(newest) / "run").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    damaged = max(
+        (p for p in (checkpoints / str(newest) / "run").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
+    )
     damaged.write_bytes(damaged.read_bytes()[:-10])
     (summary,) = train(tmp_path / "a", *TINY, "total_env_steps=960", resume=Resume(tmp_path / "a/0", "all"))
     assert "damaged" in capfd.readouterr().err
@@ -84,7 +86,9 @@ def test_a_new_run_starts_from_what_was_learnt(what, tmp_path):
 
 def test_another_setting_is_refused_by_name(tmp_path):
     saved = resume_fingerprint(build(*TINY))
-    check_same(json.loads(json.dumps(saved)), resume_fingerprint(build(*TINY, "total_env_steps=1e6", "eval.num_episodes=3")))
+    check_same(
+        json.loads(json.dumps(saved)), resume_fingerprint(build(*TINY, "total_env_steps=1e6", "eval.num_episodes=3"))
+    )
     for change, path in [
         ("algo.num_envs=8", "algo.num_envs"),
         ("algo.hp.lr=1e-3", "algo.hp.lr"),

@@ -43,7 +43,14 @@ def test_a_line_a_chunk_and_evaluation_when_it_is_due(tmp_path):
 
 
 def test_no_episode_ended_is_null_not_zero(tmp_path):
-    train(tmp_path, "env=gymnax/pendulum", "algo.num_steps=16", "total_env_steps=64", "network.hidden=[8]", "eval.num_episodes=1")
+    train(
+        tmp_path,
+        "env=gymnax/pendulum",
+        "algo.num_steps=16",
+        "total_env_steps=64",
+        "network.hidden=[8]",
+        "eval.num_episodes=1",
+    )
     (line,) = rows(tmp_path / "0")
     assert line["train/return_mean"] is None
     assert line["eval/length_mean"] == 200
@@ -56,7 +63,9 @@ def test_chunks_do_not_change_the_numbers():
     run, whole = compiled.chunk(compiled.init(), 6)
     half, first = compiled.chunk(compiled.init(), 3)
     half, second = compiled.chunk(half, 3)
-    equal = jax.tree.map(lambda a, b: np.array_equal(jax.device_get(a), jax.device_get(b)), run.state.params, half.state.params)
+    equal = jax.tree.map(
+        lambda a, b: np.array_equal(jax.device_get(a), jax.device_get(b)), run.state.params, half.state.params
+    )
     assert all(jax.tree.leaves(equal))
     for name in whole:
         np.testing.assert_allclose(whole[name].sum, first[name].sum + second[name].sum, rtol=1e-5, atol=1e-5)
@@ -117,7 +126,13 @@ def test_nan_stops_names_the_metric_and_keeps_the_last_good_checkpoint(tmp_path,
         return real(log_prob, log_prob_old=log_prob_old, advantage=advantage, clip_eps=clip_eps)
 
     monkeypatch.setattr(ppo, "clipped_surrogate", poisoned)
-    overrides = (*TINY, "total_env_steps=6400", "checkpoint.every_updates=10", "eval.every_env_steps=640", "algo.anneal_lr=false")
+    overrides = (
+        *TINY,
+        "total_env_steps=6400",
+        "checkpoint.every_updates=10",
+        "eval.every_env_steps=640",
+        "algo.anneal_lr=false",
+    )
     huge = "algo.hp.lr=1e30"
     with pytest.raises(Diverged, match=r"loss/\w+ is not finite at [\d,]+ environment steps"):
         train(tmp_path, *overrides, huge)

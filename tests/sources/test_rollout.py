@@ -1,0 +1,137 @@
+"""Rollouts, against a plain loop over an environment whose rows are known."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sources.numbered import check_rows, history, marking, numbered, returns
+
+from rlexp.algos.base import Algorithm
+from rlexp.envs.base import Env, Transition, episodic
+from rlexp.sources import rollout
+from rlexp.sources.base import Source
+from rlexp.types import Continuous, EnvSpec, Trajectory
+
+
+def source(num_envs: int, num_steps: int, *, env: Env | None = None, algorithm: Algorithm | None = None) -> Source:
+    return rollout.make(
+        rollout.Config(module="rlexp.sources.rollout"),
+        env=env or numbered(),
+        algorithm=algorithm or marking(),
+        num_envs=num_envs,
+        num_steps=num_steps,
+        num_shards=1,
+    )
+
+
+def collect(made: Source, num_calls: int, policy: Any = 0) -> tuple[Any, list[Any], list[Any]]:
+    """Data, batches and metrics of so many calls, as NumPy."""
+    policy = jnp.asarray(policy, jnp.int32)
+    data = jax.jit(made.init)(jax.random.key(0), policy)
+    next, batches, metrics = jax.jit(made.next), [], []
+    for _ in range(num_calls):
+        data, batch, metric = next(data, policy)
+        batches.append(jax.device_get(batch))
+        metrics.append(jax.device_get(metric))
+    return data, batches, metrics
+
+
+def without_bootstrap(trajectory: Any) -> Any:
+    return jax.tree.map(lambda x: x[0, :-1], trajectory)
+
+
+def test_rows_are_those_of_a_plain_loop():
+    """13 steps hold ends of episodes of every kind and length, at the borders of the rollouts too."""
+    _, batches, _ = collect(source(4, 13), 3)
+    for batch in batches:
+        check_rows(without_bootstrap(batch.trajectory))
+    together = [without_bootstrap(b.trajectory) for b in batches]
+    check_rows(jax.tree.map(lambda *xs: np.concatenate(xs), *together))
+
+
+def test_shapes_and_weight():
+    _, (batch,), _ = collect(source(4, 13), 1)
+    assert {x.shape[:3] for x in jax.tree.leaves(batch.trajectory)} == {(1, 14, 4)}
+    np.testing.assert_array_equal(batch.weight, np.ones((1, 4), np.float32))
+    assert batch.trajectory.obs.dtype == np.float32
+    assert batch.trajectory.first.dtype == bool
+
+
+def test_the_last_row_supplies_the_observation_that_the_next_rollout_begins_with():
+    _, (one, two), _ = collect(source(4, 13), 2)
+    np.testing.assert_array_equal(one.trajectory.obs[0, -1], two.trajectory.obs[0, 0])
+    np.testing.assert_array_equal(one.trajectory.first[0, -1], two.trajectory.first[0, 0])
+    assert one.trajectory.valid[0, -1].max() == 0.0
+
+
+def test_the_true_last_observation_is_a_row_that_is_no_transition():
+    """In the toy, after row n of an episode's end comes the row n + 1 of the reset."""
+    _, (batch,), _ = collect(source(4, 13), 1)
+    rows: Trajectory = without_bootstrap(batch.trajectory)
+    is_last = rows.valid == 0
+    assert is_last.sum() >= 8
+    np.testing.assert_array_equal(rows.reward[is_last], 0.0)
+    np.testing.assert_array_equal(rows.discount[is_last], 1.0)
+    np.testing.assert_array_equal(rows.first[1:][is_last[:-1]], True)
+    terminations = [(r.discount == 0) for b in range(4) for r in history(int(rows.obs[0, b, 0]), 13)]
+    assert (rows.discount == 0).sum() == sum(terminations) > 0
+
+
+def test_returns_and_lengths_are_exact_sums_over_episodes_that_ended():
+    """Of 3 rollouts: an episode that spans several counts once, whole, in the one where it ends."""
+    _, batches, metrics = collect(source(4, 5), 3)
+    ids = batches[0].trajectory.obs[0, 0, :, 0].astype(int)
+    seen = np.zeros(3)
+    for i in range(3):  # rollout i brings rows up to 5 (i + 1), the bootstrap's included
+        ended = [returns(env_id, 5 * (i + 1) + 1) for env_id in ids]
+        expected = [sum(sum(r) for r, _ in ended), sum(sum(n) for _, n in ended), sum(len(r) for r, _ in ended)]
+        mean, length = metrics[i]["train/return_mean"], metrics[i]["train/length_mean"]
+        np.testing.assert_array_equal([mean.sum, length.sum, mean.count], np.array(expected) - seen)
+        assert length.count == mean.count
+        seen = np.array(expected)
+
+
+def test_an_environments_own_numbers_are_read_at_the_last_step():
+    _, (batch,), (metrics,) = collect(source(4, 13), 1)
+    rows = batch.trajectory
+    last = np.concatenate([rows.valid[0, :-1] == 0, np.zeros((1, 4), bool)])
+    for b in range(4):
+        last[-1, b] = history(int(rows.obs[0, 0, b, 0]), 14)[13].last
+    assert metrics["env/row"].sum == rows.obs[0, :, :, 1][last].sum()
+    assert metrics["env/row"].count == last.sum() > 0
+
+
+def test_the_carry_goes_on_between_rollouts():
+    _, batches, _ = collect(source(4, 5), 2)
+    acts = np.concatenate([without_bootstrap(b.trajectory).extras["act"] for b in batches])
+    np.testing.assert_array_equal(acts, np.broadcast_to(np.arange(10)[:, None], (10, 4)))
+
+
+def test_the_environment_gets_the_clipped_action_and_the_algorithm_what_it_drew():
+    spec = EnvSpec("bounded", jax.ShapeDtypeStruct((1,), jnp.float32), Continuous((2,), -1.0, 1.0), 3)
+
+    def step(key: Any, state: Any, action: Any, params: Any) -> Transition:
+        del key, params
+        return Transition(state, jnp.zeros((1,)), jnp.sum(action), False)
+
+    def act(policy: Any, carry: Any, timestep: Any, key: Any) -> Any:
+        del key
+        return jnp.broadcast_to(jnp.array([3.0, -0.5]), (timestep.obs.shape[0], 2)), carry, ()
+
+    none: Any = None
+    env = episodic(spec, lambda key, params: (jnp.zeros(()), jnp.zeros((1,))), step)
+    _, (batch,), _ = collect(source(2, 3, env=env, algorithm=Algorithm(none, none, lambda num_envs: (), act, none)), 1)
+    np.testing.assert_array_equal(batch.trajectory.action[0, :3], np.broadcast_to([3.0, -0.5], (3, 2, 2)))
+    np.testing.assert_array_equal(batch.trajectory.reward[0, :3], 0.5)  # 1 - 0.5
+
+
+def test_members_of_a_pack_collect_what_they_would_alone():
+    made = source(4, 5)
+    keys = jax.random.split(jax.random.key(1), 3)
+    policy = jnp.zeros((), jnp.int32)
+    collect_one = jax.jit(lambda key: made.next(made.init(key, policy), policy)[1])
+    together = jax.vmap(collect_one)(keys)
+    for i in range(3):
+        alone = collect_one(keys[i])
+        jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), together, alone)
