@@ -56,11 +56,21 @@ def over_members(layout: Layout, f: Callable) -> Callable:
     return jax.shard_map(jax.vmap(f), mesh=layout.mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
 
 
+def one_by_one(f: Callable, shards: PyTree) -> PyTree:
+    """f of each shard of a leading axis, in turn and not vmapped: so the arrays of a shard are the same on any mesh.
+
+    With other shapes XLA rounds differently, and a last bit is another trajectory some hundred steps later (docs/adr/0002).
+    """
+    if jax.tree.leaves(shards)[0].shape[0] == 1:  # a loop would copy a replay memory on its way in and out
+        return jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], shards)))
+    return jax.lax.map(f, shards)
+
+
 def init_shards(layout: Layout, source: Source) -> Callable:
     """(key, policy) -> Data with a leading axis of logical shards. The key of a shard is the same on any mesh."""
 
     def init(key: jax.Array, policy: PyTree) -> PyTree:
-        return jax.lax.map(lambda k: source.init(k, policy), jax.random.split(key, layout.num_shards))
+        return one_by_one(lambda k: source.init(k, policy), jax.random.split(key, layout.num_shards))
 
     return init
 
@@ -69,9 +79,7 @@ def collect(layout: Layout, source: Source) -> Callable:
     """(data, policy) -> (data, Batch [U, T+1, B, ...] with the shard as the major part of B, metrics)."""
 
     def local(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
-        # One after the other, not vmapped: so the arrays of a shard, and with them the rounding, are the same on any mesh.
-        # A last bit that differs is a different trajectory some hundred steps later.
-        data, batch, metrics = jax.lax.map(lambda shard: source.next(shard, policy), data)
+        data, batch, metrics = one_by_one(lambda shard: source.next(shard, policy), data)
         trajectory = Trajectory(*(jax.tree.map(lambda x: _merge(x, 2), leaf) for leaf in batch.trajectory))
         return data, Batch(trajectory, *(jax.tree.map(lambda x: _merge(x, 1), leaf) for leaf in batch[1:])), metrics
 

@@ -28,15 +28,15 @@ class Categorical(NamedTuple):
 
     def log_prob(self, action: Int[Array, "*N"]) -> Float[Array, "*N"]:
         """Natural logarithm of the action's probability."""
-        log_probs = _log_softmax(self.logits)
-        assert action.shape == log_probs.shape[:-1], f"expected shape {log_probs.shape[:-1]}, got {action.shape}"
-        chosen = jnp.arange(log_probs.shape[-1], dtype=action.dtype) == action[..., None]
-        return jnp.sum(jnp.where(chosen, log_probs, 0.0), axis=-1)  # not a gather: its gradient would be a slow scatter
+        log_probs = _log_probs(self.logits)
+        assert action.shape == log_probs.shape[1:], f"expected shape {log_probs.shape[1:]}, got {action.shape}"
+        each = jnp.arange(log_probs.shape[0], dtype=action.dtype).reshape(-1, *(1,) * action.ndim)
+        return jnp.sum(jnp.where(each == action, log_probs, 0.0), axis=0)  # a gather's gradient would be a slow scatter
 
     def entropy(self) -> Float[Array, "*N"]:
         """In nats."""
-        log_probs = _log_softmax(self.logits)
-        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        log_probs = _log_probs(self.logits)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=0)
 
 
 class DiagonalNormal(NamedTuple):
@@ -81,6 +81,7 @@ def masked(logits: Float[Array, "*N A"], mask: Bool[Array, "*N A"]) -> Categoric
     return Categorical(jnp.where(mask, logits, _FORBIDDEN))
 
 
-def _log_softmax(logits: Float[Array, "*N A"]) -> Float[Array, "*N A"]:
+def _log_probs(logits: Float[Array, "*N A"]) -> Float[Array, " A *N"]:
+    """Normalised, the actions first: sums over a last axis this short are slow on a CPU."""
     assert logits.dtype == jnp.float32, f"expected float32, got {logits.dtype}"
-    return jax.nn.log_softmax(logits, axis=-1)
+    return jax.nn.log_softmax(jnp.moveaxis(logits, -1, 0), axis=0)

@@ -1,5 +1,6 @@
 """Replay: windows are pieces of the true history, drawn uniformly from all that is held, shard by shard."""
 
+import functools
 import re
 from typing import Any
 
@@ -31,15 +32,20 @@ def source(*, num_envs: int = B, num_steps: int = T, num_shards: int = 1, **chan
     )
 
 
-def call(made: Source, num_calls: int, *, prefill_policy: int = 0) -> tuple[Any, list[Any]]:
-    """Data after and batches of so many calls, as NumPy."""
-    policy = jnp.zeros((), jnp.int32)
-    data = jax.jit(made.init)(jax.random.key(0), policy + prefill_policy)
-    next, batches = jax.jit(made.next), []
+@functools.cache
+def compiled(**changes: Any) -> tuple[Any, Any]:
+    made = source(**changes)
+    return jax.jit(made.init), jax.jit(made.next)
+
+
+def call(num_calls: int, *, prefill_policy: int = 0, **changes: Any) -> tuple[Any, list[Any]]:
+    """Data after and batches of so many calls, as NumPy. The prefill has a policy of its own."""
+    (init, next), batches = compiled(**changes), []
+    data = init(jax.random.key(0), jnp.asarray(prefill_policy, jnp.int32))
     for _ in range(num_calls):
-        data, batch, _ = next(data, policy)
+        data, batch, _ = next(data, jnp.zeros((), jnp.int32))
         batches.append(jax.device_get(batch))
-    return data, batches
+    return jax.device_get(data._replace(key=())), batches
 
 
 def windows(batch: Any) -> Any:
@@ -50,7 +56,7 @@ def windows(batch: Any) -> Any:
 @pytest.mark.parametrize("sequence_length", [1, 3])
 def test_windows_are_pieces_of_the_true_history_before_and_after_the_ring_is_full(sequence_length):
     """12 rows are held. The 9 calls, of 4 rows each, go round the ring three times."""
-    _, batches = call(source(sequence_length=sequence_length), 9)
+    _, batches = call(9, sequence_length=sequence_length)
     for batch in batches:
         rows = windows(batch)
         check_rows(rows)
@@ -61,7 +67,7 @@ def test_windows_are_pieces_of_the_true_history_before_and_after_the_ring_is_ful
 
 def test_every_window_that_is_held_is_drawn_and_none_that_is_not():
     """After n calls rows 0 ... 4n - 1 were added, the last 12 are held, and a window is 4 of them."""
-    _, batches = call(source(batch_size=512), 9)
+    _, batches = call(9, batch_size=512)
     for i, batch in enumerate(batches):
         total = T * (i + 1)
         starts = np.unique(windows(batch).obs[0, :, 1])
@@ -82,7 +88,7 @@ def test_draws_are_uniform_over_rows_and_environments():
 
 
 def test_updates_of_a_call_and_calls_get_other_samples():
-    _, (_, _, third, fourth) = call(source(), 4)
+    _, (_, _, third, fourth) = call(4, sequence_length=3)
     starts = [third.trajectory.obs[0, 0], third.trajectory.obs[1, 0], fourth.trajectory.obs[0, 0]]
     assert all((starts[i] != starts[j]).any() for i, j in [(0, 1), (0, 2), (1, 2)])
     assert {x.shape[:3] for x in jax.tree.leaves(third.trajectory)} == {(2, 4, 64)}
@@ -90,12 +96,11 @@ def test_updates_of_a_call_and_calls_get_other_samples():
 
 
 def test_prefill_acts_with_the_policy_that_init_gets_and_is_rounded_up_to_rollouts():
-    made = source(prefill_env_steps=13)  # of 12 a rollout
-    assert made.prefill_env_steps == 24
-    data, _ = call(made, 0, prefill_policy=2)
+    assert source(prefill_env_steps=13).prefill_env_steps == 24  # of 12 a rollout
+    data, _ = call(0, prefill_policy=2, prefill_env_steps=13)
     assert (int(data.ring.size), int(data.ring.head)) == (8, 8)
-    check_rows(jax.tree.map(lambda x: x[:8], jax.device_get(data.ring.rows)), policy=2)
-    _, (batch,) = call(made, 1, prefill_policy=2)
+    check_rows(jax.tree.map(lambda x: x[:8], data.ring.rows), policy=2)
+    _, (batch,) = call(1, prefill_policy=2, prefill_env_steps=13)
     rows = windows(batch)
     row = rows.obs[..., 1].astype(int)
     np.testing.assert_array_equal(rows.action, (row + np.where(row < 8, 2, 0)) % 5)
@@ -104,13 +109,13 @@ def test_prefill_acts_with_the_policy_that_init_gets_and_is_rounded_up_to_rollou
 
 
 def test_rollouts_go_on_where_the_prefill_ended():
-    data, _ = call(source(prefill_env_steps=24, capacity=72), 3)
-    check_rows(jax.tree.map(lambda x: x[:20], jax.device_get(data.ring.rows)))
-    assert int(data.ring.size) == 20
+    data, _ = call(1, prefill_env_steps=13)
+    check_rows(data.ring.rows)
+    assert (int(data.ring.size), int(data.ring.head)) == (12, 0)
 
 
 def test_a_prefill_larger_than_the_memory_leaves_its_newest_rows():
-    data, (batch,) = call(source(prefill_env_steps=60), 1)
+    data, (batch,) = call(1, prefill_env_steps=60)
     assert int(data.ring.size) == 12
     assert windows(batch).obs[..., 1].min() == 12.0  # 24 rows were added, 12 are held
 
@@ -119,7 +124,7 @@ def test_each_shard_samples_its_own_memory_and_the_shard_is_the_major_part_of_th
     layout = Layout(jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1]), 2, 1, ())
     made = source(num_shards=2, capacity=72, batch_size=128)
     policy = jnp.zeros((), jnp.int32)
-    data = init_shards(layout, made)(jax.random.key(0), policy)
+    data = jax.jit(init_shards(layout, made))(jax.random.key(0), policy)
     step = jax.jit(collect(layout, made))
     for _ in range(3):
         data, batch, _ = step(data, policy)
@@ -133,11 +138,11 @@ def test_each_shard_samples_its_own_memory_and_the_shard_is_the_major_part_of_th
 
 
 def test_members_of_a_pack_get_what_they_would_alone():
-    made = source(prefill_env_steps=24)
+    made = source(prefill_env_steps=13)
     policy = jnp.zeros((), jnp.int32)
     keys = jax.random.split(jax.random.key(1), 3)
     sample = jax.jit(lambda key: made.next(made.init(key, policy), policy)[1])
-    together = jax.vmap(sample)(keys)
+    together = jax.jit(jax.vmap(sample))(keys)
     for i in range(3):
         jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), together, sample(keys[i]))
     assert (together.trajectory.obs[0] != together.trajectory.obs[1]).any()
@@ -156,7 +161,7 @@ def test_a_step_writes_into_the_memory_and_does_not_copy_it():
         shapes = jax.eval_shape(lambda d: body(0, (d, None))[1], data)
         return jax.lax.fori_loop(0, 3, body, (data, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)))
 
-    data = jax.vmap(lambda key: made.init(key, policy))(jax.random.split(jax.random.key(0), 2))
+    data = jax.eval_shape(jax.vmap(lambda key: made.init(key, policy)), jax.random.split(jax.random.key(0), 2))
     text = jax.jit(steps, donate_argnums=0).lower(data).compile().as_text()
     large = [line.strip() for line in text.splitlines() if re.search(r"= \w+\[[0-9,]*4036[0-9,]*\]", line)]
     assert large

@@ -1,5 +1,6 @@
 """Rollouts, against a plain loop over an environment whose rows are known."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,31 +11,36 @@ from sources.numbered import check_rows, history, marking, numbered, returns
 from rlexp.algos.base import Algorithm
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.sources import rollout
-from rlexp.sources.base import Source
 from rlexp.types import Continuous, EnvSpec, Trajectory
 
+NUM_CALLS = 3
 
-def source(num_envs: int, num_steps: int, *, env: Env | None = None, algorithm: Algorithm | None = None) -> Source:
-    return rollout.make(
+
+def collect(env: Env, algorithm: Algorithm, num_envs: int, num_steps: int) -> tuple[list[Any], list[Any]]:
+    """Batches and metrics of three calls, as NumPy."""
+    made = rollout.make(
         rollout.Config(module="rlexp.sources.rollout"),
-        env=env or numbered(),
-        algorithm=algorithm or marking(),
+        env=env,
+        algorithm=algorithm,
         num_envs=num_envs,
         num_steps=num_steps,
         num_shards=1,
     )
+    policy = jnp.zeros((), jnp.int32)
+
+    def call(data: Any, _: None) -> Any:
+        data, batch, metrics = made.next(data, policy)
+        return data, (batch, metrics)
+
+    out = jax.jit(lambda key: jax.lax.scan(call, made.init(key, policy), length=NUM_CALLS)[1])(jax.random.key(0))
+    calls = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), out) for i in range(NUM_CALLS)]
+    return [batch for batch, _ in calls], [metrics for _, metrics in calls]
 
 
-def collect(made: Source, num_calls: int, policy: Any = 0) -> tuple[Any, list[Any], list[Any]]:
-    """Data, batches and metrics of so many calls, as NumPy."""
-    policy = jnp.asarray(policy, jnp.int32)
-    data = jax.jit(made.init)(jax.random.key(0), policy)
-    next, batches, metrics = jax.jit(made.next), [], []
-    for _ in range(num_calls):
-        data, batch, metric = next(data, policy)
-        batches.append(jax.device_get(batch))
-        metrics.append(jax.device_get(metric))
-    return data, batches, metrics
+@functools.cache
+def collected(num_steps: int) -> tuple[list[Any], list[Any]]:
+    """Of 4 numbered environments."""
+    return collect(numbered(), marking(), 4, num_steps)
 
 
 def without_bootstrap(trajectory: Any) -> Any:
@@ -43,7 +49,7 @@ def without_bootstrap(trajectory: Any) -> Any:
 
 def test_rows_are_those_of_a_plain_loop():
     """13 steps hold ends of episodes of every kind and length, at the borders of the rollouts too."""
-    _, batches, _ = collect(source(4, 13), 3)
+    batches, _ = collected(13)
     for batch in batches:
         check_rows(without_bootstrap(batch.trajectory))
     together = [without_bootstrap(b.trajectory) for b in batches]
@@ -51,7 +57,7 @@ def test_rows_are_those_of_a_plain_loop():
 
 
 def test_shapes_and_weight():
-    _, (batch,), _ = collect(source(4, 13), 1)
+    (batch, *_), _ = collected(13)
     assert {x.shape[:3] for x in jax.tree.leaves(batch.trajectory)} == {(1, 14, 4)}
     np.testing.assert_array_equal(batch.weight, np.ones((1, 4), np.float32))
     assert batch.trajectory.obs.dtype == np.float32
@@ -59,7 +65,7 @@ def test_shapes_and_weight():
 
 
 def test_the_last_row_supplies_the_observation_that_the_next_rollout_begins_with():
-    _, (one, two), _ = collect(source(4, 13), 2)
+    (one, two, _), _ = collected(13)
     np.testing.assert_array_equal(one.trajectory.obs[0, -1], two.trajectory.obs[0, 0])
     np.testing.assert_array_equal(one.trajectory.first[0, -1], two.trajectory.first[0, 0])
     assert one.trajectory.valid[0, -1].max() == 0.0
@@ -67,7 +73,7 @@ def test_the_last_row_supplies_the_observation_that_the_next_rollout_begins_with
 
 def test_the_true_last_observation_is_a_row_that_is_no_transition():
     """In the toy, after row n of an episode's end comes the row n + 1 of the reset."""
-    _, (batch,), _ = collect(source(4, 13), 1)
+    (batch, *_), _ = collected(13)
     rows: Trajectory = without_bootstrap(batch.trajectory)
     is_last = rows.valid == 0
     assert is_last.sum() >= 8
@@ -80,7 +86,7 @@ def test_the_true_last_observation_is_a_row_that_is_no_transition():
 
 def test_returns_and_lengths_are_exact_sums_over_episodes_that_ended():
     """Of 3 rollouts: an episode that spans several counts once, whole, in the one where it ends."""
-    _, batches, metrics = collect(source(4, 5), 3)
+    batches, metrics = collected(5)
     ids = batches[0].trajectory.obs[0, 0, :, 0].astype(int)
     seen = np.zeros(3)
     for i in range(3):  # rollout i brings rows up to 5 (i + 1), the bootstrap's included
@@ -93,7 +99,7 @@ def test_returns_and_lengths_are_exact_sums_over_episodes_that_ended():
 
 
 def test_an_environments_own_numbers_are_read_at_the_last_step():
-    _, (batch,), (metrics,) = collect(source(4, 13), 1)
+    (batch, *_), (metrics, *_) = collected(13)
     rows = batch.trajectory
     last = np.concatenate([rows.valid[0, :-1] == 0, np.zeros((1, 4), bool)])
     for b in range(4):
@@ -103,9 +109,9 @@ def test_an_environments_own_numbers_are_read_at_the_last_step():
 
 
 def test_the_carry_goes_on_between_rollouts():
-    _, batches, _ = collect(source(4, 5), 2)
+    batches, _ = collected(5)
     acts = np.concatenate([without_bootstrap(b.trajectory).extras["act"] for b in batches])
-    np.testing.assert_array_equal(acts, np.broadcast_to(np.arange(10)[:, None], (10, 4)))
+    np.testing.assert_array_equal(acts, np.broadcast_to(np.arange(15)[:, None], (15, 4)))
 
 
 def test_the_environment_gets_the_clipped_action_and_the_algorithm_what_it_drew():
@@ -121,17 +127,6 @@ def test_the_environment_gets_the_clipped_action_and_the_algorithm_what_it_drew(
 
     none: Any = None
     env = episodic(spec, lambda key, params: (jnp.zeros(()), jnp.zeros((1,))), step)
-    _, (batch,), _ = collect(source(2, 3, env=env, algorithm=Algorithm(none, none, lambda num_envs: (), act, none)), 1)
+    (batch, *_), _ = collect(env, Algorithm(none, none, lambda num_envs: (), act, none), 2, 3)
     np.testing.assert_array_equal(batch.trajectory.action[0, :3], np.broadcast_to([3.0, -0.5], (3, 2, 2)))
     np.testing.assert_array_equal(batch.trajectory.reward[0, :3], 0.5)  # 1 - 0.5
-
-
-def test_members_of_a_pack_collect_what_they_would_alone():
-    made = source(4, 5)
-    keys = jax.random.split(jax.random.key(1), 3)
-    policy = jnp.zeros((), jnp.int32)
-    collect_one = jax.jit(lambda key: made.next(made.init(key, policy), policy)[1])
-    together = jax.vmap(collect_one)(keys)
-    for i in range(3):
-        alone = collect_one(keys[i])
-        jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), together, alone)

@@ -1,0 +1,58 @@
+"""`python -m benchmarks [rejax] [overhead] [startup] [gpu]`: measures, prints tables, writes JSON. All parts by default."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import gpu, overhead, rejax, startup
+from benchmarks.measure import BENCH, Failed
+
+# part -> (what measures it, rounds). Rejax's rounds are also its eight seeds.
+PARTS = {
+    "rejax": (rejax.measure, 8),
+    "overhead": (overhead.measure, 5),
+    "startup": (startup.measure, 7),
+    "gpu": (gpu.measure, 8),
+}
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 1 where a part could not be measured. A bound that is missed is told, and is no failure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--rounds", type=int, help="samples of each side; at least 5 for numbers that are kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny work, 1 round: tries the benchmarks, measures nothing"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the result files (benchmarks/results)")
+    chosen = parser.parse_args(arguments)
+    unknown = [part for part in chosen.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"no such part: {unknown[0]}; allowed: {', '.join(PARTS)}")
+    if chosen.rounds is not None and chosen.rounds < 1:
+        parser.error(f"--rounds: {chosen.rounds} is not at least 1")
+    out = chosen.out or (BENCH / "quick" if chosen.quick else RESULTS)
+    failed = False
+    for part in chosen.parts or PARTS:
+        measure, rounds = PARTS[part]
+        rounds = chosen.rounds or (1 if chosen.quick else rounds)
+        began = time.perf_counter()
+        _say(f"{part}: {rounds} rounds")
+        try:
+            measure(out, rounds=rounds, quick=chosen.quick, say=_say)
+        except Failed as error:
+            failed = True
+            print(f"{part}: not measured: {error}", file=sys.stderr)
+        _say(f"{part}: {time.perf_counter() - began:.0f} s")
+    return int(failed)
+
+
+def _say(text: str) -> None:
+    """Progress goes to stderr, so that stdout has the tables only."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

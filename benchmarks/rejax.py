@@ -1,0 +1,132 @@
+"""Steps per second and final returns, against Rejax on the same work. Rejax has a virtual environment of its own."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.measure import (
+    BENCH,
+    ROOT,
+    Failed,
+    Ratio,
+    Sample,
+    Say,
+    alternate,
+    ratio,
+    run,
+    spread,
+    table,
+    verdict,
+    write,
+)
+from benchmarks.work import FULL, QUICK, Work, overrides, train
+
+REQUIREMENTS = ROOT / "benchmarks" / "rejax-requirements.txt"
+BOUND, AIM = 1.6, 2.0  # of our steps per second over Rejax's
+RATE = "env_steps_per_second"
+
+
+def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
+    """The seeds are 0, 1, … on both sides: a round is a seed, so that eight rounds give eight final returns."""
+    work = QUICK if quick else FULL
+    python = environment(say)
+    about: dict[str, dict] = {}
+
+    def theirs(i: int) -> Sample:
+        told = rejax_side(python, work, seed=i, quick=quick)
+        about.update(told)
+        return told["sample"]
+
+    sides = {"rlexp": lambda i: train(work, seed=i, more=["hardware=cpu"]), "rejax": theirs}
+    samples = alternate(sides, rounds=rounds, say=say)
+    ours, them = samples["rlexp"], samples["rejax"]
+    of_rates = ratio(ours, them, RATE)
+    print(rates_table(f"PPO on CartPole, {work.num_envs} environments: environment steps per second", samples))
+    print(returns_table(samples))
+    print(verdict("steps per second, rlexp / Rejax", of_rates.of_medians, BOUND, at_least=True))
+    print(verdict("steps per second, rlexp / Rejax (the aim)", of_rates.of_medians, AIM, at_least=True))
+    gain = mean_return(ours) - mean_return(them)
+    print(verdict("mean final return, rlexp - Rejax", gain, 0, at_least=True), "\n")
+    write(
+        out / "rejax.json",
+        settings={"work": work._asdict() | {"env_steps": work.env_steps}, "rlexp": overrides(work)},
+        samples=samples,
+        results=summary(samples, of_rates),
+        rejax_versions=about["versions"],
+    )
+
+
+def summary(samples: dict[str, list[Sample]], of_rates: Ratio) -> dict:
+    """What a result file holds of two sides."""
+    sides = {
+        name: {
+            RATE: spread(side, RATE)._asdict(),
+            "final_return": {"mean": mean_return(side), "of_each_seed": [s["return_mean"] for s in side]},
+        }
+        for name, side in samples.items()
+    }
+    return {"ratio": of_rates._asdict(), "sides": sides}
+
+
+def mean_return(samples: list[Sample]) -> float:
+    """Over the seeds."""
+    return sum(s["return_mean"] for s in samples) / len(samples)
+
+
+def rates_table(title: str, samples: dict[str, list[Sample]]) -> str:
+    """A row a side, and the ratio of each round."""
+    rows = [[name, *spread(side, RATE)] for name, side in samples.items()]
+    if "rejax" in samples:
+        them = samples["rejax"]
+        rows.append(["rejax, with its evaluation at the end", *spread(them, f"{RATE}_with_evaluation")])
+        of_rates = ratio(samples["rlexp"], them, RATE)
+        rows.append(["rlexp / rejax", of_rates.of_medians, min(of_rates.pairs), max(of_rates.pairs)])
+    return table(title, ["", "median", "least", "greatest"], rows)
+
+
+def returns_table(samples: dict[str, list[Sample]]) -> str:
+    """The return of each seed after training."""
+    rows = [
+        [
+            name,
+            mean_return(side),
+            min(s["return_mean"] for s in side),
+            " ".join(f"{s['return_mean']:.0f}" for s in side),
+        ]
+        for name, side in samples.items()
+    ]
+    return table("Final return, actions sampled", ["", "mean", "worst seed", "each seed"], rows)
+
+
+def rejax_side(python: Path, work: Work, *, seed: int, quick: bool = False) -> dict:
+    """{sample, device, versions} of one process."""
+    told = work._asdict() | {"env_steps": work.env_steps, "seed": seed, "quick": quick}
+    told["cache"] = str(BENCH / "cache" / "rejax")
+    command = [str(python), "-P", str(ROOT / "benchmarks" / "rejax_run.py"), json.dumps(told)]
+    output, seconds = run(command, timeout_s=900)
+    answer = json.loads(output.splitlines()[-1])
+    answer["sample"]["process_s"] = seconds
+    return answer
+
+
+def environment(say: Say, *, gpu: bool = False) -> Path:
+    """The Python of Rejax's environment, which is made where it is missing or its requirements have changed.
+
+    Raises:
+      Failed: it cannot be made.
+    """
+    place = BENCH / ("rejax-gpu" if gpu else "rejax")
+    python, stamp = place / "bin" / "python", place / "requirements.sha256"
+    wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    say("making Rejax's environment; this takes a minute or two")
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]
+    try:
+        run([sys.executable, "-m", "venv", "--clear", str(place)], timeout_s=300)
+        run([str(python), *pip, *(["jax[cuda13]"] if gpu else [])], timeout_s=1800)
+    except Failed as error:
+        raise Failed(f"Rejax's environment cannot be made: {error}") from error
+    stamp.write_text(wanted)
+    return python

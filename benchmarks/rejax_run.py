@@ -1,0 +1,85 @@
+"""Trains with Rejax, in Rejax's own environment; run by rejax.py. Reads a Work as JSON from the command line.
+
+Prints one JSON object. Only the compiled program is timed. Rejax evaluates as often as `eval_freq` says, and at the end at
+the least; here the training is timed with the evaluation switched off, and the one at the end is timed on its own.
+"""
+
+import json
+import sys
+import time
+from importlib import metadata
+
+import jax
+import rejax
+
+PACKAGES = ("rejax", "gymnax", "jax", "jaxlib", "flax", "optax", "distrax", "numpy")
+
+
+def main() -> None:
+    """Compile, train, evaluate, print."""
+    work = json.loads(sys.argv[1])
+    jax.config.update("jax_compilation_cache_dir", work["cache"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    algo = rejax.PPO.create(
+        env="CartPole-v1",
+        agent_kwargs={"activation": work["activation"], "hidden_layer_sizes": tuple(work["hidden"])},
+        num_envs=work["num_envs"],
+        num_steps=work["num_steps"],
+        num_epochs=work["num_epochs"],
+        num_minibatches=work["num_minibatches"],
+        total_timesteps=work["env_steps"],
+        eval_freq=work["env_steps"],
+        skip_initial_evaluation=True,
+        learning_rate=work["lr"],
+        gamma=work["gamma"],
+        gae_lambda=work["gae_lambda"],
+        clip_eps=work["clip_eps"],
+        ent_coef=work["entropy_coef"],
+        vf_coef=work["value_coef"],
+        max_grad_norm=work["max_grad_norm"],
+    )
+    assert work["eval_episodes"] == 128 or work["quick"], "Rejax always plays 128 episodes"
+    key = jax.random.PRNGKey(work["seed"])
+
+    bare = algo.replace(eval_callback=lambda algo, state, key: ())
+    train = jax.jit(lambda algo, key: algo.train(key)[0])
+    evaluate = jax.jit(lambda algo, state, key: algo.eval_callback(algo, state, key))
+
+    began = time.perf_counter()
+    train_compiled = train.lower(bare, key).compile()
+    state_shape = jax.eval_shape(train, bare, key)
+    evaluate_compiled = evaluate.lower(algo, state_shape, key).compile()
+    compile_s = time.perf_counter() - began
+
+    began = time.perf_counter()
+    state = jax.block_until_ready(train_compiled(bare, key))
+    train_s = time.perf_counter() - began
+
+    began = time.perf_counter()
+    _, returns = jax.block_until_ready(evaluate_compiled(algo, state, jax.random.fold_in(key, 1)))
+    eval_s = time.perf_counter() - began
+
+    env_steps = int(state.global_step)
+    sample = {
+        "seed": work["seed"],
+        "env_steps_per_second": env_steps / train_s,
+        "env_steps_per_second_with_evaluation": env_steps / (train_s + eval_s),
+        "env_steps": env_steps,
+        "return_mean": float(returns.mean()),
+        "compile_s": compile_s,
+    }
+    device = jax.devices()[0]
+    print(
+        json.dumps(
+            {
+                "sample": sample,
+                "device": f"{device.platform} {device.device_kind}",
+                "versions": {name: metadata.version(name) for name in PACKAGES},
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The work that is measured, and our side of it: `python -m rlexp` as a user runs it."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.measure import BENCH, Sample, run
+from rlexp.compose import quoted
+
+
+class Work(NamedTuple):
+    """PPO on CartPole. Both sides get these settings; the learning rate is constant on both."""
+
+    num_envs: int = 256
+    num_steps: int = 128
+    num_epochs: int = 4
+    num_minibatches: int = 4
+    total_env_steps: int = 4_000_000  # rounded up to whole updates
+    lr: float = 7.5e-4  # Rejax's own for CartPole
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_eps: float = 0.2
+    entropy_coef: float = 0.01
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    eval_episodes: int = 128
+
+    @property
+    def num_updates(self) -> int:
+        """Whole updates."""
+        return -(-self.total_env_steps // (self.num_envs * self.num_steps))
+
+    @property
+    def env_steps(self) -> int:
+        """What is really trained for."""
+        return self.num_updates * self.num_envs * self.num_steps
+
+
+FULL = Work()
+QUICK = Work(num_envs=16, num_steps=16, total_env_steps=16 * 16 * 4, eval_episodes=4)
+
+# W&B as for a user without a key: offline, in the run's directory.
+ENV = {"WANDB_MODE": "offline"}
+
+
+def overrides(work: Work) -> list[str]:
+    """The command line of `work`. Logging, W&B (offline), progress, curve.png and checkpoints are as they are by default."""
+    return [
+        "algo=ppo",
+        "env=gymnax/cartpole",
+        f"algo.num_envs={work.num_envs}",
+        f"algo.num_steps={work.num_steps}",
+        f"algo.num_epochs={work.num_epochs}",
+        f"algo.num_minibatches={work.num_minibatches}",
+        "algo.anneal_lr=false",
+        f"algo.hp.lr={work.lr}",
+        f"algo.hp.gamma={work.gamma}",
+        f"algo.hp.gae_lambda={work.gae_lambda}",
+        f"algo.hp.clip_eps={work.clip_eps}",
+        f"algo.hp.entropy_coef={work.entropy_coef}",
+        f"algo.hp.value_coef={work.value_coef}",
+        f"algo.hp.max_grad_norm={work.max_grad_norm}",
+        f"network.hidden=[{','.join(map(str, work.hidden))}]",
+        f"network.activation={work.activation}",
+        f"total_env_steps={work.total_env_steps}",
+        f"eval.every_env_steps={work.total_env_steps // 10}",
+        f"eval.num_episodes={work.eval_episodes}",
+        "eval.mode=sampled",  # as Rejax evaluates
+    ]
+
+
+def train(work: Work, *, seed: int, more: list[str], timeout_s: float = 900) -> Sample:
+    """One run in a process of its own; steps a second are what its summary.json says."""
+    with_dir = [*overrides(work), *more, f"seed={seed}"]
+    run_dir, seconds = launch(with_dir, timeout_s=timeout_s)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    shutil.rmtree(run_dir)
+    return {
+        "seed": seed,
+        "env_steps_per_second": summary["env_steps_per_second"],
+        "env_steps": summary["env_steps"],
+        "return_mean": summary["objective"],
+        "compile_s": summary["compile_s"],
+        "process_s": seconds,
+    }
+
+
+def launch(arguments: list[str], *, timeout_s: float) -> tuple[Path, float]:
+    """Runs `python -m rlexp` to its end: (its run directory, seconds)."""
+    run_dir = BENCH / "runs" / f"{time.time_ns()}"
+    command = [sys.executable, "-m", "rlexp", *arguments, *places(run_dir)]
+    return run_dir, run(command, timeout_s=timeout_s, env=ENV)[1]
+
+
+def places(run_dir: Path) -> list[str]:
+    """Where the run and the compilation cache lie: inside .bench, and in no result file."""
+    return [quoted("hydra.run.dir", str(run_dir)), quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))]

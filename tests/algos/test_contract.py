@@ -1,0 +1,272 @@
+"""What every algorithm keeps to. An algorithm is covered as soon as conf/algo/ has its YAML; nothing here names one."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from algos import toys
+
+from rlexp import compose, experiment
+from rlexp.config import ConfigError
+from rlexp.envs.base import action_struct
+from rlexp.experiment import Experiment
+
+ALGORITHMS = sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
+ENVS = ["probe", "masked"]
+SMALL = ("logger=quiet", "algo.num_envs=8", "algo.num_steps=16", "env=probe/obs_action_reward", "network.hidden=[8]")
+N = 1_000  # observations that are acted on at a time
+FIELDS = ("params", "opt_state", "hp", "normaliser", "key", "step")
+
+
+def build(algorithm: str, env: str = "masked", *overrides: str) -> Experiment:
+    node, _ = compose.compose_node([f"algo={algorithm}", *SMALL, *overrides])
+    node["env"] = {"module": toys.__name__} if env == "masked" else node["env"]
+    if "normalize_observations" in node["algo"]:
+        node["algo"]["normalize_observations"] = True
+    return experiment.build(node)
+
+
+class Case(NamedTuple):
+    """An algorithm in an environment, with what one collect gave."""
+
+    experiment: Experiment
+    hp: dict[str, jax.Array]
+    state: Any
+    batch: Any  # of one update
+    timesteps: Any  # the first ones of N episodes
+    update: Any  # jitted
+    act: Any  # jitted
+    num_traces: list[int]
+
+
+@functools.cache
+def case(algorithm: str, env: str) -> Case:
+    built = build(algorithm, env)
+    functions, source = built.algorithm, built.source_of(built.env_params)
+    hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
+
+    @jax.jit
+    def begin(key: Any, hp: Any) -> Any:
+        state_key, data_key = jax.random.split(key)
+        state = functions.init(state_key, hp)
+        policy = functions.policy(state, True)
+        return state, source.next(source.init(data_key, policy), policy)[1]
+
+    num_traces = [0]
+
+    def update(state: Any, batch: Any) -> Any:
+        num_traces[0] += 1
+        return functions.update(state, batch)
+
+    state, batches = begin(jax.random.key(0), hp)
+    first = jax.tree.map(lambda x: x[0], batches)
+    seen = first_timesteps(built.env_of(built.env_params))
+    return Case(built, hp, state, first, seen, jax.jit(update), jax.jit(functions.act), num_traces)
+
+
+def first_timesteps(env: Any) -> Any:
+    """Of N episodes."""
+    return jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(5), N))[1]
+
+
+def bits(tree: Any) -> list[bytes]:
+    def leaf(x: jax.Array) -> bytes:
+        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
+
+    return [leaf(x) for x in jax.tree.leaves(tree)]
+
+
+def abstract(tree: Any) -> Any:
+    return jax.eval_shape(lambda x: x, tree)
+
+
+def structs(tree: Any) -> Any:
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), abstract(tree))
+
+
+def assert_close(a: Any, b: Any) -> None:
+    """Of two programs for the same sums."""
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=1e-4, atol=1e-5)
+
+
+def test_all_algorithms_are_here():
+    assert {"dqn", "ppo", "pqn"} <= set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+class TestShapes:
+    def test_state_holds_what_every_state_holds_in_strong_arrays(self, algorithm, env):
+        c = case(algorithm, env)
+        assert set(FIELDS) <= set(c.state._fields)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(c.state):
+            name = jax.tree_util.keystr(path)
+            assert isinstance(leaf, jax.Array), name
+            assert leaf.size > 0, name
+        assert not [x for x in jax.tree.leaves(abstract(c.state)) if x.weak_type]
+        assert jax.dtypes.issubdtype(c.state.key.dtype, jax.dtypes.prng_key)
+        assert structs(c.state.step) == ((), jnp.int32, False)
+        assert int(c.state.step) == 0
+        assert bits(c.state.hp) == bits(c.hp)
+        assert "total_updates" in c.state.hp
+
+    def test_an_update_keeps_shapes_and_types_and_counts_itself(self, algorithm, env):
+        c = case(algorithm, env)
+        state, out = c.update(c.state, c.batch)
+        assert structs(state) == structs(c.state)
+        assert int(state.step) == 1
+        assert bits(state.hp) == bits(c.hp)
+        assert bits(state.params) != bits(c.state.params)
+        if out.priority is not None:
+            assert out.priority.shape == c.batch.weight.shape
+
+    def test_metrics_are_losses_finite_and_counted(self, algorithm, env):
+        c = case(algorithm, env)
+        metrics = c.update(c.state, c.batch)[1].metrics
+        assert {"loss/lr", "loss/grad_norm"} <= set(metrics)
+        for name, metric in metrics.items():
+            assert name.startswith("loss/")
+            assert structs(metric) == structs(type(metric)(jnp.zeros(()), jnp.zeros(()))), name
+            assert np.isfinite(metric.sum), name
+            assert metric.count > 0, name
+
+    def test_act_gives_the_environments_actions(self, algorithm, env):
+        c = case(algorithm, env)
+        struct = action_struct(c.experiment.spec)
+        carry = c.experiment.algorithm.carry(N)
+        policy = c.experiment.algorithm.policy(c.state, True)
+        action, after, extras = c.act(policy, carry, c.timesteps, jax.random.key(0))
+        assert (action.shape, action.dtype) == ((N, *struct.shape), struct.dtype)
+        assert not abstract(action).weak_type
+        assert structs(after) == structs(carry)
+        assert all(x.shape[0] == N for x in jax.tree.leaves((carry, extras)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_same_in_gives_the_same_out(algorithm):
+    c = case(algorithm, "masked")
+    before = bits((c.state, c.batch))
+    assert bits(c.update(c.state, c.batch)) == bits(c.update(c.state, c.batch))
+    policy, carry = c.experiment.algorithm.policy(c.state, True), c.experiment.algorithm.carry(N)
+    arguments = (policy, carry, c.timesteps, jax.random.key(1))
+    assert bits(c.act(*arguments)) == bits(c.act(*arguments))
+    assert bits((c.state, c.batch)) == before
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_new_learning_rate_takes_effect_without_tracing_again(algorithm):
+    c = case(algorithm, "masked")
+    plain, _ = c.update(c.state, c.batch)
+    traces = c.num_traces[0]
+    faster = c.state._replace(hp=c.state.hp | {"lr": 2 * c.state.hp["lr"]})
+    other, out = c.update(faster, c.batch)
+    assert bits(other.params) != bits(plain.params)
+    lr = out.metrics["loss/lr"]
+    assert lr.sum / lr.count == pytest.approx(2 * c.experiment.hp["lr"])
+    assert c.num_traces[0] == traces
+
+
+@pytest.mark.parametrize("explore", [True, False])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_masked_action_is_never_taken(algorithm, explore):
+    """1,000 observations, at the beginning and in the middle of training."""
+    c = case(algorithm, "masked")
+    functions, seen = c.experiment.algorithm, c.timesteps
+    middle = c.state._replace(step=jnp.asarray(c.experiment.total_updates // 2, jnp.int32))
+    for state in (c.state, middle):
+        action, _, _ = c.act(functions.policy(state, explore), functions.carry(N), seen, jax.random.key(2))
+        assert np.take_along_axis(np.asarray(seen.obs["action_mask"]), np.asarray(action)[:, None], axis=1).all()
+        assert len(np.unique(action)) == toys.NUM_ACTIONS
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_greedy_needs_no_luck_and_exploring_does(algorithm):
+    c = case(algorithm, "masked")
+    functions, seen = c.experiment.algorithm, c.timesteps
+
+    def actions(explore: bool, seed: int) -> np.ndarray:
+        carry = functions.carry(N)
+        return np.asarray(c.act(functions.policy(c.state, explore), carry, seen, jax.random.key(seed))[0])
+
+    np.testing.assert_array_equal(actions(False, 0), actions(False, 1))
+    assert (actions(True, 0) != actions(True, 1)).any()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_carry_is_forgotten_where_an_episode_begins(algorithm):
+    c = case(algorithm, "masked")
+    functions, seen = c.experiment.algorithm, c.timesteps
+    assert seen.first.all()
+    fresh, policy = functions.carry(N), functions.policy(c.state, False)
+    stale = jax.tree.map(lambda x: jnp.ones_like(x) if x.dtype == bool else x + jnp.asarray(3, x.dtype), fresh)
+    assert bits(c.act(policy, fresh, seen, jax.random.key(0))) == bits(c.act(policy, stale, seen, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_no_transition_counts_nowhere(algorithm):
+    """Row T supplies obs and first; of a row with valid 0, neither the action nor what act noted there is read."""
+    c = case(algorithm, "masked")
+    rows = c.batch.trajectory
+    is_last = np.asarray(rows.valid[:-1]) == 0
+    assert is_last.any()
+
+    def scramble(x: jax.Array, *, padding: bool) -> jax.Array:
+        where = np.concatenate([is_last & padding, np.ones_like(is_last[:1])])
+        return jnp.where(where.reshape(where.shape + (1,) * (x.ndim - 2)), 1 - x, x)
+
+    changed = rows._replace(
+        action=scramble(rows.action, padding=True),
+        extras=jax.tree.map(lambda x: scramble(x, padding=True), rows.extras),
+        reward=scramble(rows.reward, padding=False),
+        discount=scramble(rows.discount, padding=False),
+        valid=scramble(rows.valid, padding=False),
+    )
+    assert bits(changed) != bits(rows)
+    state, out = c.update(c.state, c.batch)
+    other, other_out = c.update(c.state, c.batch._replace(trajectory=changed))
+    assert bits((other, other_out)) == bits((state, out))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_members_of_a_pack_learn_what_they_would_alone(algorithm):
+    """Three members with a key and a learning rate of their own."""
+    c = case(algorithm, "masked")
+    functions = c.experiment.algorithm
+    keys, lr = jax.random.split(jax.random.key(7), 3), c.hp["lr"] * jnp.array([0.5, 1.0, 2.0])
+
+    def learn(key: Any, lr: Any) -> Any:
+        state, out = functions.update(functions.init(key, c.hp | {"lr": lr}), c.batch)
+        acted = functions.act(functions.policy(state, True), functions.carry(N), c.timesteps, key)
+        return state, out.metrics, acted[0]
+
+    learn_one = jax.jit(learn)
+    together = jax.jit(jax.vmap(learn))(keys, lr)
+    for i in range(3):
+        assert_close(jax.tree.map(lambda x, i=i: x[i], together), learn_one(keys[i], lr[i]))
+    kernels = [x for x in jax.tree.leaves(together[0].params) if x.ndim == 3]
+    assert all((x[0] != x[1]).any() and (x[1] != x[2]).any() for x in kernels)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_continuous_actions_are_learnt_or_refused_in_one_line(algorithm):
+    refusal = ""
+    try:
+        built = build(algorithm, "probe", "env.continuous=true")
+    except ConfigError as error:
+        refusal = str(error)
+    if refusal:
+        expected = f"env: probe/obs_action_reward has continuous actions; {algorithm} needs discrete ones"
+        assert refusal == expected
+        return
+    hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
+    state = jax.eval_shape(built.algorithm.init, jax.random.key(0), hp)
+    policy = jax.eval_shape(lambda s: built.algorithm.policy(s, True), state)
+    timestep = jax.eval_shape(jax.vmap(built.env_of({}).reset), jax.random.split(jax.random.key(0), N))[1]
+    action = jax.eval_shape(built.algorithm.act, policy, built.algorithm.carry(N), timestep, jax.random.key(0))[0]
+    assert (action.shape, action.dtype) == ((N, 1), jnp.float32)
