@@ -35,6 +35,7 @@ class Config:
 
     module: Host[str]
     platform: Literal["cpu", "gpu", "tpu"]
+    """The kind of device."""
     mesh: MeshConfig
     emulate: Host[Flag]
     """Virtual CPU devices in place of the real ones: the same mesh, at a crawl."""

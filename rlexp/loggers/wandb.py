@@ -43,14 +43,17 @@ class WandbConfig:
     mode: Host[Mode]
     """auto: what WANDB_MODE says, else online where a key is found, else offline, for `wandb sync` later."""
     project: Host[str]
+    """Where runs go; made at need."""
     entity: Host[str | None]
     """Team or user; null is the key's default."""
     group: Host[str | None]
     """Groups runs in the UI, such as the seeds of one setting."""
     tags: Host[tuple[str, ...]]
+    """Words to find runs by."""
     name: Host[str | None]
     """Display name; null is the run's id, which is part of its directory's name."""
     notes: Host[str | None]
+    """A longer text, shown with the run."""
     artifacts: Host[Flag]
     """Upload each checkpoint as an artifact."""
     timeout_s: Host[Positive]

@@ -57,7 +57,7 @@ def test_the_targets_of_an_update_are_those_of_its_beginning():
     batch = Batch(toys.trajectory(0, T + 1, B), jnp.ones((B,), jnp.float32))
 
     def learn(gamma: float) -> tuple[list, list]:
-        state = once.begin(gamma=gamma)
+        state = once.begin(gamma=gamma, lr=1e-2)
         two_updates = once.update(once.update(state, batch)[0]._replace(step=state.step), batch)[0]
         two_epochs = twice.update(state, batch)[0]
         return jax.tree.leaves(two_updates.params), jax.tree.leaves(two_epochs.params)

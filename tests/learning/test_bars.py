@@ -51,9 +51,9 @@ def test_ppo_solves_acrobot(tmp_path):
     assert returns.mean() >= -100
 
 
-@pytest.mark.parametrize("algo", ["pqn", "dqn"])
-def test_value_based_algorithms_solve_cartpole(algo, tmp_path):
-    returns = final_returns(tmp_path, f"algo={algo}", "env=gymnax/cartpole", num_seeds=8)
+@pytest.mark.parametrize("overrides", ["algo=pqn", "experiment=cartpole_dqn"])
+def test_value_based_algorithms_solve_cartpole(overrides, tmp_path):
+    returns = final_returns(tmp_path, overrides, "env=gymnax/cartpole", num_seeds=8)
     assert returns.mean() >= 450
 
 

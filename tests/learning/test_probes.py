@@ -1,0 +1,49 @@
+"""Each algorithm on each probe environment: the values and the best actions are known, and are found to within 0.1."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import build
+
+from rlexp import program
+from rlexp.config import load_module
+from rlexp.envs import probe
+from rlexp.networks.heads import Head
+from rlexp.trainer import layout_of
+from rlexp.types import TimeStep
+
+pytestmark = pytest.mark.slow
+
+GAMMA = 0.5
+SETTINGS = {
+    "ppo": ("algo.num_envs=16", "algo.num_steps=32", "algo.hp.lr=3e-3", "algo.hp.entropy_coef=0.001", "algo.clip_value=false"),
+    "pqn": ("algo.num_envs=16", "algo.num_steps=32", "algo.num_minibatches=4", "algo.hp.lr=3e-3"),
+    "dqn": ("algo.num_envs=16", "algo.num_steps=8", "algo.hp.lr=3e-3", "algo.anneal_lr=true", "algo.source.capacity=2048",
+            "algo.source.prefill_env_steps=1024"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", probe.KINDS)
+@pytest.mark.parametrize("algo", SETTINGS)
+def test_values_and_actions_are_found(algo, kind):
+    overrides = [f"algo={algo}", f"env=probe/{kind}", f"algo.hp.gamma={GAMMA}", "total_env_steps=100_000", *SETTINGS[algo]]
+    experiment = build(*overrides, "network.hidden=[32,32]")
+    compiled = program.trace([experiment], layout_of([experiment])).compile()
+    run, _ = compiled.chunk(compiled.init(), experiment.total_updates)
+    state = jax.tree.map(lambda x: x[0], run.state)
+    torso = load_module(experiment.modules["network"], "network").make(
+        experiment.config.network, observation=experiment.spec.observation, dtype=jnp.float32
+    )
+    known = probe.expected(kind, GAMMA)
+    obs = jnp.stack([jnp.asarray(k.obs, jnp.float32) for k in known])
+    if algo == "ppo":
+        value = Head(torso, 1, scale=1.0, dtype=jnp.float32).apply(state.params["critic"], obs)[:, 0]
+    else:
+        value = Head(torso, experiment.spec.action.num_actions, scale=1.0, dtype=jnp.float32).apply(state.params, obs).max(-1)
+    np.testing.assert_allclose(value, [k.value for k in known], atol=0.1)
+    ones, no = jnp.ones(len(known)), jnp.zeros(len(known), bool)
+    policy = experiment.algorithm.policy(state, False)
+    action, _, _ = experiment.algorithm.act(policy, (), TimeStep(obs, ones, ones, no, no), jax.random.key(0))
+    for got, wanted in zip(action, known, strict=True):
+        assert wanted.action is None or abs(float(got) - float(wanted.action)) < 0.1
