@@ -23,7 +23,7 @@ def final_returns(tmp_path, *overrides: str, num_seeds: int) -> np.ndarray:
     return returns
 
 
-@pytest.mark.parametrize(("precision", "median"), [("f32", 495), ("bf16", 490)])
+@pytest.mark.parametrize(("precision", "median"), [("f32", 495), pytest.param("bf16", 490, marks=pytest.mark.unproven)])
 def test_ppo_solves_cartpole(precision, median, tmp_path):
     """The defaults of `python -m rlexp`, 16 seeds, sampled policy."""
     returns = final_returns(
@@ -33,6 +33,7 @@ def test_ppo_solves_cartpole(precision, median, tmp_path):
     assert np.median(returns) >= median
 
 
+@pytest.mark.unproven
 def test_ppo_solves_cartpole_on_four_devices(tmp_path):
     """Each environment is a shard of its own, so that four devices can share what one has by default."""
     overrides = ("env=gymnax/cartpole", "hardware.mesh.data=4", "algo.num_envs=4", "eval.mode=sampled")
@@ -51,12 +52,13 @@ def test_ppo_solves_acrobot(tmp_path):
     assert returns.mean() >= -100
 
 
-@pytest.mark.parametrize("overrides", ["algo=pqn", "experiment=cartpole_dqn"])
+@pytest.mark.parametrize("overrides", ["algo=pqn", pytest.param("experiment=cartpole_dqn", marks=pytest.mark.unproven)])
 def test_value_based_algorithms_solve_cartpole(overrides, tmp_path):
     returns = final_returns(tmp_path, overrides, "env=gymnax/cartpole", num_seeds=8)
     assert returns.mean() >= 450
 
 
+@pytest.mark.unproven
 def test_one_seed_on_four_devices_by_environments(tmp_path):
     """One member: the environments, not the members, are laid over the devices. In a process, as a user starts it."""
     command = [sys.executable, "-m", "rlexp", "logger=quiet", "hardware.mesh.data=4", "hardware.emulate=true"]
