@@ -14,6 +14,9 @@ from support import rows, without_clock
 
 from rlexp import rundir
 
+# the raw restore of `saved` reads a checkpoint without saying onto which devices
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
+
 REPOSITORY = Path(rundir.__file__).parents[1]
 SHORT = (
     "logger=quiet",
