@@ -36,8 +36,8 @@ PACKAGES = (
 
 
 def new_id() -> str:
-    """Eight hex digits: names the run in its directory and in W&B."""
-    return secrets.token_hex(4)
+    """Eight hex digits that name the run in its directory and in W&B; a letter first, or YAML might read a number."""
+    return secrets.choice("abcdef") + secrets.token_hex(4)[1:]
 
 
 def id_of(run_dir: Path) -> str:

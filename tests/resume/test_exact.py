@@ -60,9 +60,15 @@ def saved(run_dir: Path) -> tuple[int, dict]:
     update = max(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdecimal())
     tree = ocp.PyTreeCheckpointHandler().restore((run_dir / "checkpoints" / str(update) / "run").absolute())
     return update, {
-        jax.tree_util.keystr(path): np.asarray(leaf).tobytes()
+        jax.tree_util.keystr(path): np.asarray(_plain(leaf)).tobytes()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def _plain(leaf):
+    import jax
+
+    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
 def kill_after(cwd: Path, run_dir: Path, update: int, number: int, *arguments: str) -> subprocess.Popen:
