@@ -71,7 +71,7 @@ def _plain(leaf):
     return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def kill_after(cwd: Path, run_dir: Path, update: int, number: int, *arguments: str) -> subprocess.Popen:
+def kill_after(cwd: Path, run_dir: Path, update: int, number: int, *arguments: str) -> tuple[int, str]:
     """Starts a run, and sends it a signal once the checkpoint of that update is there."""
     process = subprocess.Popen(
         command(*arguments, f"hydra.run.dir={run_dir}"),
@@ -87,8 +87,8 @@ def kill_after(cwd: Path, run_dir: Path, update: int, number: int, *arguments: s
         assert time.monotonic() < until
         time.sleep(0.002)
     process.send_signal(number)
-    process.wait(timeout=100)
-    return process
+    output, _ = process.communicate(timeout=100)
+    return process.returncode, output
 
 
 @pytest.mark.timeout(600)
@@ -98,8 +98,8 @@ def test_killed_and_resumed_is_the_undisturbed_run(name, tmp_path):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     run(tmp_path, *arguments, f"hydra.run.dir={whole}")
     first = 16 if name == "ppo" else 80
-    killed = kill_after(tmp_path, halves, first, signal.SIGKILL, *arguments)
-    assert killed.returncode == -signal.SIGKILL
+    code, _ = kill_after(tmp_path, halves, first, signal.SIGKILL, *arguments)
+    assert code == -signal.SIGKILL
     assert not (halves / "summary.json").exists()  # it did not end
 
     run_id = json.loads((halves / "environment.json").read_text())["run_id"]
@@ -123,9 +123,8 @@ def test_killed_and_resumed_is_the_undisturbed_run(name, tmp_path):
 def test_a_signal_saves_and_says_how_to_go_on(number, tmp_path):
     arguments = [a for a in SHORT if not a.startswith("logger")] + ["logger.wandb.mode=disabled", "total_env_steps=4e6"]
     run_dir = tmp_path / "run"
-    stopped = kill_after(tmp_path, run_dir, 8, number, *arguments)
-    output = stopped.communicate()[0]
-    assert stopped.returncode == 0, output
+    code, output = kill_after(tmp_path, run_dir, 8, number, *arguments)
+    assert code == 0, output
     assert f"resume={run_dir}" in output and number.name in output
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "stopped"
