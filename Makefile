@@ -9,26 +9,41 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
+# The TPU compiler lies apart: in the everyday environment it would make every start of JAX slower and noisy.
+LIBTPU := .libtpu
+# The other Hydra that we support lies apart too: these come before what .venv has.
+HYDRA14 := .hydra14
+HYDRA14_VERSION := 1.4.0rc3
+HYDRA14_OMEGACONF := 2.4.1rc1
 # The stacks of a test that hangs are printed shortly before its timeout kills its process.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
+# Half of the tests' time is compiling programs that then run for a moment. The slow ones run what users run.
+COMPILED_QUICKLY := XLA_FLAGS=--xla_backend_optimization_level=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow check fmt bench pins clean FORCE
+.PHONY: help setup libtpu train test test-hydra14 test-slow check fmt bench pins clean FORCE
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: ARGS (for train, bench, test, test-slow), PYTHON, EXTRAS (for setup), WORKERS (for test)"
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Variables: ARGS (for train, bench, test, test-hydra14, test-slow), PYTHON, EXTRAS (for setup), WORKERS (for test)"
 
 setup: $(STAMP)  ## Make .venv with the pinned versions; EXTRAS=dev,envs,gpu adds the gpu extra
+
+libtpu: $(LIBTPU)/.stamp  ## Fetch the TPU compiler, 700 MB, which tests of run=plan and `make bench` use
 
 train: $(STAMP)  ## Train: make train ARGS="algo=ppo seed=1"
 	@$(PY) -m rlexp $(ARGS)
 
-test: $(STAMP)  ## Every correctness test, in parallel, on the CPU
-	$(PYTEST) -o faulthandler_timeout=110 -m "not slow and not unproven" $(ARGS)
+test: $(STAMP) $(LIBTPU)/.stamp  ## Every correctness test, in parallel, on the CPU
+	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=110 -m "not slow" $(ARGS)
 
-test-slow: $(STAMP)  ## The learning bars and whatever else takes long
-	$(PYTEST) -o faulthandler_timeout=880 -m "slow and not unproven" $(ARGS)
+# Hydra's own suite, test_conformance.py, is asked of 1.3 only. A test sees to it that this Hydra is the one that runs.
+test-hydra14: $(STAMP) $(HYDRA14)/.stamp  ## The tests of sweeps, on Hydra 1.4
+	$(COMPILED_QUICKLY) RLEXP_HYDRA=$(HYDRA14_VERSION) PYTHONPATH=$(CURDIR)/$(HYDRA14) $(PYTEST) -o faulthandler_timeout=880 \
+	    -m "not slow or hydra14" --ignore tests/sweep/test_conformance.py tests/sweep $(ARGS)
+
+test-slow: $(STAMP) $(LIBTPU)/.stamp  ## The learning bars and whatever else takes long
+	$(PYTEST) -o faulthandler_timeout=880 -m slow $(ARGS)
 
 check: $(STAMP)  ## Formatting, lints, types, and who may import whom
 	$(PY) -m ruff format --check .
@@ -40,14 +55,14 @@ fmt: $(STAMP)  ## Format, and mend the lints that mend themselves
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-bench: $(STAMP)  ## Measure: make bench ARGS="..."
+bench: $(STAMP) $(LIBTPU)/.stamp  ## Measure: make bench ARGS="..."
 	@$(PY) -m benchmarks $(ARGS)
 
 pins:  ## Resolve constraints.txt anew; needs python3.11 and python3.12, or PINS="..." naming interpreters
 	.ci/pins $(or $(PINS),python3.11 python3.12)
 
 clean:  ## Remove .venv, builds and caches; runs in outputs/ and multirun/ stay
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
+	rm -rf $(VENV) $(LIBTPU) $(HYDRA14) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Other extras than last time, named on the command line, are installed even if nothing else has changed.
@@ -62,4 +77,15 @@ $(STAMP): pyproject.toml constraints.txt
 	    { echo 'error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+$(LIBTPU)/.stamp: constraints.txt | $(STAMP)
+	rm -rf $(LIBTPU)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(LIBTPU) -c constraints.txt libtpu
+	@touch $@
+
+$(HYDRA14)/.stamp: Makefile | $(STAMP)
+	rm -rf $(HYDRA14)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(HYDRA14) \
+	    hydra-core==$(HYDRA14_VERSION) omegaconf==$(HYDRA14_OMEGACONF)
 	@touch $@

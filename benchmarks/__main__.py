@@ -1,19 +1,24 @@
-"""`python -m benchmarks [rejax] [overhead] [startup] [gpu]`: measures, prints tables, writes JSON. All parts by default."""
+"""`python -m benchmarks [part] [part] ...`: measures, prints tables, writes JSON; all parts by default."""
 
 import argparse
 import sys
 import time
 from pathlib import Path
 
-from benchmarks import gpu, overhead, rejax, startup
+from benchmarks import batch, devices, gpu, overhead, rejax, roofline, scaling, startup, sweep
 from benchmarks.measure import BENCH, Failed
 
-# part -> (what measures it, rounds). Rejax's rounds are also its eight seeds.
+# part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds.
 PARTS = {
     "rejax": (rejax.measure, 8),
     "overhead": (overhead.measure, 5),
     "startup": (startup.measure, 7),
+    "devices": (devices.measure, 5),
+    "scaling": (scaling.measure, 1),
+    "sweep": (sweep.measure, 5),
+    "batch": (batch.measure, 8),
     "gpu": (gpu.measure, 8),
+    "roofline": (roofline.measure, 5),
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -4,8 +4,9 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.measure import BENCH, Sample, run
 from rlexp.compose import quoted
@@ -100,3 +101,18 @@ def launch(arguments: list[str], *, timeout_s: float) -> tuple[Path, float]:
 def places(run_dir: Path) -> list[str]:
     """Where the run and the compilation cache lie: inside .bench, and in no result file."""
     return [quoted("hydra.run.dir", str(run_dir)), quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))]
+
+
+def packed(overrides: Sequence[str], seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
+    """One pack of seeds, in this process: each one's summary. Seed i leaves its run in `folder`/i; what was there is removed."""
+    from rlexp import compose, experiment, session
+    from rlexp.stop import Stop
+    from rlexp.trainer import Member, train_pack
+
+    shutil.rmtree(folder, ignore_errors=True)
+    members = []
+    for seed in seeds:
+        node, _ = compose.compose_node([*overrides, *places(folder / str(seed)), f"seed={seed}"])
+        members.append(Member(experiment.build(node), folder / str(seed), f"{seed:08d}"))
+    session.configure_jax(members[0].experiment.config)
+    return train_pack(members, stop=Stop())

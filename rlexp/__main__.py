@@ -3,24 +3,26 @@
 Exit codes: 0 finished or stopped; 1 failed; 2 bad input, told in one line, with no run directory made.
 """
 
+import contextlib
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rlexp import compose, rundir
-from rlexp.config import Config, ConfigError, parse
+from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.sweep.manifest import JobFailed
 
 
 class Job(NamedTuple):
     """A checked command line."""
 
-    node: dict[str, Any]
     overrides: list[str]
     run_dir: Path
     resume_dir: Path | None  # the run whose checkpoint to start from
@@ -36,39 +38,52 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
     """
     resume_dir, overrides = _resumed(overrides)
     node, directory = compose.compose_node(overrides)
-    config, _ = parse(node, Config)
+    config, modules = parse(node, Config)
     run_dir = Path(directory).absolute()
     if config.run == "eval" and config.resume in (None, "auto"):
         raise ConfigError(
             f"resume: {config.resume or 'null'} is not allowed with run=eval; expected the directory or the id of a trained run"
         )
+    if config.resume not in (None, "auto") and resume_dir is None:
+        raise ConfigError(
+            f"resume: {config.resume!r} stands in a YAML file; give it on the command line, resume={config.resume}, "
+            "since the settings of that run come with it"
+        )
     if config.resume == "auto" and config.run == "train":
         resume_dir = run_dir if rundir.is_run(run_dir) else None
+        if resume_dir and (kind := rundir.kind(run_dir)) != "train":
+            raise ConfigError(
+                f"hydra.run.dir: {directory!r} holds a run={kind}; resume=auto goes on with training only"
+            )
     elif rundir.is_run(run_dir) and not (config.run == "train" and run_dir == resume_dir):
         raise ConfigError(f"hydra.run.dir: {directory!r} holds a run already; resume=auto goes on with training it")
 
     from rlexp import session  # JAX is imported only now: bad input is answered at once
 
-    experiment = session.prepare(node, config, resume_dir)
-    return Job(node, list(overrides), run_dir, resume_dir), experiment
+    submits = load_module(modules["launcher"], "launcher").SUBMITS
+    experiment = session.prepare(node, config, modules, resume_dir, elsewhere=submits)
+    return Job(list(overrides), run_dir, resume_dir), experiment
 
 
 def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     """With resume=<run>, that run's own overrides come first, and training goes on in its directory."""
-    given = dict(o.split("=", 1) for o in overrides if "=" in o)
+    given = {compose.override_key(o): o.split("=", 1)[1] for o in overrides if "=" in o}
     name = given.get("resume", "null").strip("'\"")
     if name in ("auto", "null", ""):
         return None, list(overrides)
     node, _ = compose.compose_node([o for o in overrides if compose.override_key(o) in ("output_root", "resume")])
     resume_dir = rundir.find(node["resume"], Path(node["output_root"]))
-    saved = OmegaConf.to_container(OmegaConf.load(resume_dir / "overrides.yaml"))
-    assert isinstance(saved, list)
-    earlier = [str(o) for o in saved if compose.override_key(str(o)) not in ("run", "checkpoint.restore")]
+    saved = rundir.read_yaml(resume_dir / "overrides.yaml")
+    earlier = [str(o) for o in saved if not _NOT_INHERITED.fullmatch(compose.override_key(str(o)))]
     merged = compose.merge_overrides(earlier, overrides)
     in_place = given.get("run", "train") == "train" and given.get("checkpoint.restore", "all") == "all"
     if in_place and "hydra.run.dir" not in given:
         merged.append(compose.quoted("hydra.run.dir", str(resume_dir)))
     return resume_dir, merged
+
+
+# What a resumed run does not take over from the overrides that it was started with.
+_NOT_INHERITED = re.compile(r"run|checkpoint\.restore|processes\..*")
 
 
 def main() -> None:
@@ -77,76 +92,146 @@ def main() -> None:
     try:
         overrides = [*compose.search_path(args.config_dir), *args.overrides]
         if args.multirun:
-            for job_overrides in _sweep(overrides):
-                check(job_overrides)
+            _sweep(overrides)
         elif args.cfg:
-            compose.compose_node(overrides)
-        elif not (args.help or args.hydra_help or args.info or args.shell_completion):
-            _run(*check(overrides))
-            return
+            parse(compose.compose_node(overrides)[0], Config)
+            _hydra(_nothing)
+        elif args.help or args.hydra_help or args.info or args.shell_completion:
+            _hydra(_nothing)
+        else:
+            job, experiment = check(overrides)
+            (_submit if experiment.part("launcher").SUBMITS else _run)(job, experiment)
     except ConfigError as error:
         _fail(error, 2)
-    _hydra(_job_of_a_sweep)
+    except JobFailed as error:
+        _fail(error, 1)
 
 
 def _run(job: Job, experiment: Any) -> None:
     """One job in its own directory. Raises ConfigError where that cannot be had."""
-    fresh = rundir.create(job.run_dir)
-    held = rundir.lock(job.run_dir)
+    from rlexp import distributed
+
+    job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))))
+    fresh, held = _opened(job.run_dir)
     # Hydra composes the very same again, now with its own side effects: .hydra/, logging, callbacks.
-    told = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
-    sys.argv[1:] = [*told, compose.quoted("hydra.run.dir", str(job.run_dir))]
+    own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
+    silent = [] if distributed.is_lead() else ["hydra.output_subdir=null", "hydra/job_logging=none"]
+    sys.argv[1:] = [*own, compose.quoted("hydra.run.dir", str(job.run_dir)), *silent]
 
     def task(config: DictConfig) -> Any:
+        """Hydra would wrap what is raised here in lines of its own."""
         from rlexp import session
 
         del config
-        return session.run(experiment, job.run_dir, job.resume_dir, told)
+        try:
+            return session.run(experiment, job.run_dir, job.resume_dir, own)
+        except ConfigError as error:  # only the devices or the checkpoint could tell
+            rundir.remove(fresh)
+            _fail(error, 2)
+        except session.EXPECTED as error:
+            print(f"rlexp: {session.remedy(error)}", file=sys.stderr)
+            distributed.leave(1)
 
     with held:
-        _hydra(task, undo=lambda: rundir.remove(fresh))
+        _hydra(task)
+
+
+def _submit(job: Job, experiment: Any) -> None:
+    """One job that the launcher runs elsewhere: a sweep of one, in the run's own directory. Raises ConfigError, JobFailed."""
+    from rlexp.sweep import packing
+    from rlexp.sweep.manifest import Manifest
+
+    fresh, held = _opened(job.run_dir)
+    held.close()  # the run's own process locks it
+    config, goes_on = experiment.config, job.resume_dir == job.run_dir
+    own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
+    overrides = packing.without_launcher(own)
+    resume_dir = None if goes_on else job.resume_dir
+    one = packing.Job(0, overrides, experiment.node, config, experiment.modules, job.run_dir, resume_dir)
+    try:
+        manifest = Manifest(job.run_dir)
+        manifest.own()
+        manifest.remember("command", sys.argv[1:])
+        manifest.remember("cwd", os.getcwd())
+        manifest.remember("launcher", experiment.modules["launcher"])
+        manifest.put(0, overrides, ".")
+        experiment.part("launcher").make(config.launcher)([[one]], set(), job.run_dir, manifest)
+    except ConfigError:
+        rundir.remove(fresh)
+        raise
+    (entry,) = manifest.jobs()
+    if entry.status == "failed":
+        raise JobFailed(str(entry.error))
+
+
+def _opened(run_dir: Path) -> tuple[list[Path], Any]:
+    """Makes and locks the run directory in the lead; (what was made, the lock). Raises ConfigError, in all processes."""
+    from rlexp import distributed
+
+    if not distributed.is_lead():
+        if trouble := distributed.share(""):
+            raise ConfigError(trouble)
+        return [], contextlib.nullcontext()
+    try:
+        fresh = rundir.create(run_dir)
+        held = rundir.lock(run_dir)
+    except ConfigError as error:
+        distributed.share(str(error))
+        raise
+    distributed.share("")
+    return fresh, held
+
+
+def _sweep(overrides: Sequence[str]) -> None:
+    """Hydra's sweeper makes jobs, and the launcher runs them. Raises ConfigError; JobFailed once all jobs are over."""
+    # One of the jobs first: what is wrong with all of them is told as it is told of a run.
+    parse(compose.compose_node(_first_job(overrides))[0], Config)
+    from rlexp import scaling
+
+    with compose.one_line():
+        _hydra(_job_of_a_sweep)
+    scaling.report()
+
+
+def _first_job(overrides: Sequence[str]) -> list[str]:
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    with compose.one_line():
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        return BasicSweeper.split_arguments([o for o in parsed if not o.is_interval_sweep()], None)[0][0]
 
 
 def _job_of_a_sweep(config: DictConfig) -> Any:
-    """A job that Hydra's own launcher runs, one after the other in this process."""
+    """A job that does not train: it runs in this process, in its turn. Those that train are the launcher's."""
     from hydra.core.hydra_config import HydraConfig
 
     from rlexp import session
 
-    node = compose.plain(config)
+    node = compose.without_hydra(config)
     run_dir = Path(HydraConfig.get().runtime.output_dir)
-    parsed, _ = parse(node, Config)
-    experiment = session.prepare(node, parsed, None)
+    checked, modules = parse(node, Config)
+    experiment = session.prepare(node, checked, modules, None)
+    overrides = list(HydraConfig.get().overrides.task)
     with rundir.lock(run_dir):
-        return session.run(experiment, run_dir, None, list(HydraConfig.get().overrides.task))
+        if checked.run != "plan":
+            return session.run(experiment, run_dir, None, overrides)
+        from rlexp.scaling import planned
+
+        return planned(lambda: session.run(experiment, run_dir, None, overrides), run_dir, overrides)
 
 
-def _sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The jobs of a grid, as Hydra's basic sweeper makes them."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
-
-
-def _hydra(task: Any, undo: Callable[[], None] = lambda: None) -> None:
-    """Hydra's own main. What our task raises is told here, since Hydra would wrap it in lines of its own."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+def _hydra(task: Any) -> None:
+    """Hydra's own main; what the task raises comes through."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     compose.register_resolvers()
+    with compose.either_hydra():
+        decorated = hydra.main(version_base="1.3", config_path=str(compose.CONF_DIR), config_name="config")
+    decorated(task)()
 
-    def told(config: DictConfig) -> Any:
-        from rlexp.session import EXPECTED, remedy
 
-        try:
-            return task(config)
-        except ConfigError as error:  # only the devices or the checkpoint could tell
-            undo()
-            _fail(error, 2)
-        except EXPECTED as error:
-            _fail(remedy(error), 1)
-
-    hydra.main(version_base="1.3", config_path=str(compose.CONF_DIR), config_name="config")(told)()
+def _nothing(config: DictConfig) -> None:
+    """Hydra only prints."""
 
 
 def _fail(error: object, code: int) -> Any:

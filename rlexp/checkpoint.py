@@ -14,7 +14,6 @@ import math
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
+from rlexp import checksums
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, Positive, schema
 from rlexp.types import PyTree
 
@@ -93,7 +93,7 @@ def make(config: Config, directory: Path) -> Checkpointer:
     metrics: dict[int, float] = {}  # by update
     for update in inherited:
         step = directory / str(update)
-        if _fault(step, ("meta",)) is None and (metric := _read_meta(step)["metric"]) is not None:
+        if checksums.fault(step, ("meta",)) is None and (metric := _read_meta(step)["metric"]) is not None:
             metrics[update] = metric
     writing = 0  # the update that is being written
 
@@ -101,10 +101,17 @@ def make(config: Config, directory: Path) -> Checkpointer:
     options = ocp.CheckpointManagerOptions(
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(kept),
         lightweight_initialize=True,
+        # Named processes meet at a barrier of the coordination service, unnamed ones in a collective on the devices.
+        multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count()))),
+        create=False,
         # Called in the background when all files are written, before the rename.
-        async_options=ocp.options.AsyncOptions(post_finalization_callback=lambda: _write_checksums(directory, writing)),
+        async_options=ocp.options.AsyncOptions(post_finalization_callback=lambda: write_checksums(writing)),
     )
     manager = ocp.CheckpointManager(directory, options=options)
+
+    def write_checksums(update: int) -> None:
+        (step,) = directory.glob(f"{update}{_TEMPORARY}*")  # about to be renamed
+        checksums.write(step, ("run", "meta"))
 
     def save(update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
         nonlocal writing
@@ -126,7 +133,7 @@ def make(config: Config, directory: Path) -> Checkpointer:
         """Moves later checkpoints of earlier processes aside: `restore` found them damaged, or the run began anew."""
         later = [step for step in inherited if step >= update]
         inherited[:] = [step for step in inherited if step < update]
-        if update in later and _fault(directory / str(update), ("run", "meta")) is None:
+        if update in later and checksums.fault(directory / str(update), ("run", "meta")) is None:
             later.remove(update)
         if later:
             _set_aside(directory, later)
@@ -143,6 +150,29 @@ def make(config: Config, directory: Path) -> Checkpointer:
             manager.close()
 
     return Checkpointer(save, wait, close)
+
+
+def put(config: Config, directory: Path, update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
+    """Saves one checkpoint, and waits for it; what is in `directory` no longer points to a pack. Raises OSError."""
+    saver = make(config, directory)
+    try:
+        saver.save(update, run, meta, metric)
+    finally:
+        saver.close()
+    leave_pack(directory)
+
+
+def leave_pack(directory: Path) -> None:
+    """What is in `directory` no longer points to a pack."""
+    (directory / _POINTER).unlink(missing_ok=True)
+
+
+def point_to_pack(config: Config, directory: Path, pack_directory: Path, member: int) -> None:
+    """Makes the checkpoints of a pack those of one of its members too: whatever opens `directory` finds its part of them."""
+    if config.enabled:
+        directory.mkdir(parents=True, exist_ok=True)
+        relative = os.path.relpath(pack_directory, directory)
+        (directory / _POINTER).write_text(json.dumps({"directory": relative, "member": member}))
 
 
 class _KeepBest(NamedTuple):
@@ -231,27 +261,26 @@ def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) 
     """
     if what == "all":
         return restore(directory, fresh_run, warn=warn)
-    step = _newest(directory, ("meta",), warn)
-    if step is None:
+    found = _newest(directory, ("meta",), warn)
+    if found is None:
         return None
-    taken = {}
+    step, taken = found.step, {}
     for name in ("params", "normaliser", "opt_state") if what == "learner" else ("params", "normaliser"):
         at, fresh = ("state", name), fresh_run.state._asdict()[name]
-        difference = _difference(step, at, fresh)
+        difference = _difference(found, at, fresh)
         if difference and name == "opt_state":
             warn(f"{step}: the optimiser starts anew, since another one was saved: {difference}")
         else:
-            taken[name] = _read(step, at, fresh)
+            taken[name] = _read(found, at, fresh)
     run = fresh_run._replace(state=fresh_run.state._replace(**taken))
-    return Restored(int(step.name), run, _read_meta(step)["meta"])
+    return Restored(int(step.name), run, found.meta())
 
 
 def latest_meta(directory: Path) -> dict[str, Any] | None:
     """The meta of the newest checkpoint whose files are all there; no array is read. None where there is none."""
-    for update in reversed(_steps(Path(directory))):
-        step = Path(directory) / str(update)
-        if _fault(step, ("meta",)) is None:
-            return _read_meta(step)["meta"]
+    for found in _candidates(Path(directory)):
+        if checksums.fault(found.step, ("meta",)) is None:
+            return found.meta()
     return None
 
 
@@ -260,32 +289,72 @@ def size_bytes(run: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(run))
 
 
-def _newest(directory: Path, checked: Sequence[str], warn: Warn) -> Path | None:
-    """The newest checkpoint without a fault; see `_fault` for `checked`."""
+class _Found(NamedTuple):
+    """A checkpoint of a Run; with `member`, the part of it that is one member's."""
+
+    step: Path
+    member: int | None
+
+    def meta(self) -> dict[str, Any]:
+        """Of the member alone."""
+        meta = _read_meta(self.step)["meta"]
+        if self.member is None:
+            return meta
+        i, why = self.member, meta["failed"].get(str(self.member))
+        alone = {"members": meta["members"][i : i + 1], "objectives": meta["objectives"][i : i + 1]}
+        return meta | alone | {"failed": {"0": why} if why else {}}
+
+
+def _candidates(directory: Path) -> list[_Found]:
+    """Checkpoints of a directory and of the pack that it points to, newest first; of equals its own."""
+    found = [_Found(directory / str(update), None) for update in _steps(directory)]
+    with contextlib.suppress(FileNotFoundError):
+        pointer = json.loads((directory / _POINTER).read_text())
+        pack = Path(os.path.normpath(directory / pointer["directory"]))
+        found += [_Found(pack / str(update), pointer["member"]) for update in _steps(pack)]
+    return sorted(found, key=lambda f: (-int(f.step.name), f.member is not None))
+
+
+def _newest(directory: Path, checked: Sequence[str], warn: Warn) -> _Found | None:
+    """The newest checkpoint without a fault; see `checksums.fault` for `checked`."""
     directory, faults = Path(directory), []
-    for update in reversed(_steps(directory)):
-        step = directory / str(update)
-        fault = _fault(step, checked)
+    for found in _candidates(directory):
+        fault = checksums.fault(found.step, checked)
         if fault is None:
             for told in faults:
-                warn(f"{directory}: a damaged checkpoint is passed over for {update}: {told}")
-            return step
-        faults.append(f"{update}: {fault}")
+                warn(f"{directory}: a damaged checkpoint is passed over for {found.step.name}: {told}")
+            return found
+        faults.append(f"{found.step.name}: {fault}")
     if faults:
         raise ConfigError(f"{directory}: no checkpoint can be read; {'; '.join(faults)}")
     return None
 
 
 def _restore(directory: Path, at: Keys, abstract: PyTree, checked: Sequence[str], warn: Warn) -> Restored | None:
-    step = _newest(directory, checked, warn)
-    return Restored(int(step.name), _read(step, at, abstract), _read_meta(step)["meta"]) if step else None
+    found = _newest(directory, checked, warn)
+    return Restored(int(found.step.name), _read(found, at, abstract), found.meta()) if found else None
 
 
-def _read(step: Path, at: Keys, abstract: PyTree) -> PyTree:
+def _read(found: _Found, at: Keys, abstract: PyTree) -> PyTree:
     """What lies at a path of the saved Run, and nothing else, laid out as `abstract` is."""
-    if difference := _difference(step, at, abstract):
+    if difference := _difference(found, at, abstract):
         how = "checkpoint.restore=all|learner|params says how much is taken, and that must fit"
-        raise ConfigError(f"{step}: {difference}; {how}")
+        raise ConfigError(f"{found.step}: {difference}; {how}")
+    if found.member is None:
+        return _read_all(found.step, at, abstract)
+    whole, own = _read_all(found.step, at, _as_saved(found, abstract)), slice(found.member, found.member + 1)
+    return jax.tree.map(lambda x, like: jax.device_put(x[own], like.sharding), whole, abstract)
+
+
+def _as_saved(found: _Found, abstract: PyTree) -> PyTree:
+    """The leaves of a member -> those of its pack, which are read to one device."""
+    if found.member is None:
+        return abstract
+    members = len(_read_meta(found.step)["meta"]["members"])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((members, *x.shape[1:]), x.dtype), abstract)
+
+
+def _read_all(step: Path, at: Keys, abstract: PyTree) -> PyTree:
     ocp = _orbax()
 
     def onto(leaf: Any) -> Any:
@@ -297,10 +366,10 @@ def _read(step: Path, at: Keys, abstract: PyTree) -> PyTree:
         item = {key: item}
     # partial_restore: what the item does not name is not read.
     args = ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(onto, item), partial_restore=True)
-    found = ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
+    read = ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
     for key in at:
-        found = found[key]
-    return found
+        read = read[key]
+    return read
 
 
 def _read_meta(step: Path) -> dict[str, Any]:
@@ -315,11 +384,11 @@ def _leaves(tree: PyTree) -> dict[Keys, str]:
     return {_keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _difference(step: Path, at: Keys, wanted: PyTree) -> str:
+def _difference(found: _Found, at: Keys, wanted: PyTree) -> str:
     """The first leaf below a path that was saved otherwise than it is wanted, in words; empty where there is none."""
-    saved = _leaves(_orbax().PyTreeCheckpointHandler().metadata(step / "run").tree)
+    saved = _leaves(_orbax().PyTreeCheckpointHandler().metadata(found.step / "run").tree)
     there = {path: leaf for path, leaf in saved.items() if path[: len(at)] == at}
-    here = {at + path: leaf for path, leaf in _leaves(wanted).items()}
+    here = {at + path: leaf for path, leaf in _leaves(_as_saved(found, wanted)).items()}
     for path in here | there:
         was, is_now = there.get(path, "missing"), here.get(path, "missing")
         if was != is_now:
@@ -340,49 +409,14 @@ def _keys(path: Any) -> Keys:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
-_CHECKSUMS = "checksums.json"
 _TEMPORARY = ".orbax-checkpoint-tmp"  # how Orbax names what it has not yet renamed
+_POINTER = "pack.json"  # where the checkpoints of a member's pack are
 
 
 def _steps(directory: Path) -> list[int]:
     """The updates that are saved, in order; temporary directories and those set aside are left out."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _write_checksums(directory: Path, update: int) -> None:
-    """Into the checkpoint that is about to be renamed."""
-    (step,) = directory.glob(f"{update}{_TEMPORARY}*")
-    files = [path for item in ("run", "meta") for path in sorted((step / item).rglob("*")) if path.is_file()]
-    sums = {path.relative_to(step).as_posix(): [path.stat().st_size, _crc(path)] for path in files}
-    (step / _CHECKSUMS).write_text(json.dumps(sums))
-
-
-def _fault(step: Path, checked: Sequence[str]) -> str | None:
-    """What is wrong with a checkpoint: all sizes are compared, and the bytes of the items named in `checked`.
-
-    For a part of the Run the sizes must do, since reading a whole replay to check it would take long.
-    """
-    try:
-        sums = json.loads((step / _CHECKSUMS).read_text())
-        for name, (size, crc) in sums.items():
-            if (step / name).stat().st_size != size:
-                return f"{name} has {(step / name).stat().st_size} bytes instead of {size}"
-            if name.split("/")[0] in checked and _crc(step / name) != crc:
-                return f"{name} has other bytes than were written"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).relative_to(step)} is missing"
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        return f"it cannot be read ({error})"
-    return None if sums else f"{_CHECKSUMS} is empty"
-
-
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            crc = zlib.crc32(block, crc)
-    return crc
 
 
 # --- Orbax ------------------------------------------------------------------------------------------------------------

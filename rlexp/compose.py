@@ -1,7 +1,9 @@
 """Hydra's part: where conf/ is, the resolvers, composing a command line, and Hydra's many-line errors in one line."""
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,17 @@ _PROCESS_ID = new_id()
 
 def register_resolvers() -> None:
     """`${run_id:}` names this process's run; `${multiply:a,b}` is a product."""
-    OmegaConf.register_new_resolver("run_id", lambda: _PROCESS_ID, replace=True)
-    OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
+    with either_hydra():
+        OmegaConf.register_new_resolver("run_id", lambda: _PROCESS_ID, replace=True)
+        OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
+
+
+@contextlib.contextmanager
+def either_hydra() -> Iterator[None]:
+    """For calls that Hydra 1.3 needs as they are, and of which 1.4, with its OmegaConf, warns at each start."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"(The version_base parameter|register_new_resolver\(\)) is deprecated")
+        yield
 
 
 def search_path(config_dir: str | None) -> list[str]:
@@ -43,36 +54,53 @@ def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
     """
     register_resolvers()
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3", job_name="rlexp"):
+    with either_hydra():
+        initialized = initialize_config_dir(str(CONF_DIR), version_base="1.3", job_name="rlexp")
+    with initialized:
+        return _plain(told_in_one_line(lambda o: compose("config", o, return_hydra_config=True), overrides))
+
+
+def told_in_one_line(composed: Callable[[list[str]], DictConfig], overrides: Sequence[str]) -> DictConfig:
+    """What `composed` makes of the overrides. Raises ConfigError for all that Hydra and OmegaConf complain of."""
+    with one_line():
         try:
-            try:
-                config = compose("config", list(overrides), return_hydra_config=True)
-            except ConfigCompositionException as error:
-                if isinstance(error, MissingConfigException | OverrideParseException):
-                    raise
-                # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
-                config = compose("config", [force(o) for o in overrides], return_hydra_config=True)
-        except MissingConfigException as error:
-            raise ConfigError(_missing(error)) from error
-        except OverrideParseException as error:
-            raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
-        except (
-            HydraException,
-            OmegaConfBaseException,
-            ValueError,
-        ) as error:  # ValueError: debug=nan is a number to Hydra
-            raise ConfigError(_first_line(error)) from error
-        return _plain(config)
+            return composed(list(overrides))
+        except ConfigCompositionException as error:
+            if isinstance(error, MissingConfigException | OverrideParseException):
+                raise
+            # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
+            return composed([force(o) for o in overrides])
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """Turns what Hydra and OmegaConf complain of into a ConfigError."""
+    try:
+        yield
+    except ConfigError:  # a ValueError too
+        raise
+    except MissingConfigException as error:
+        raise ConfigError(_missing(error)) from error
+    except OverrideParseException as error:
+        raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: debug=nan is a number to Hydra
+        raise ConfigError(_first_line(error)) from error
+
+
+def without_hydra(config: DictConfig) -> dict[str, Any]:
+    """The application's part of a composed configuration, resolved, as plain data. Raises ConfigError."""
+    try:
+        return plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
 
 
 def _plain(config: DictConfig) -> tuple[dict[str, Any], str]:
     try:
         run_dir = str(config.hydra.run.dir)
-        OmegaConf.set_struct(config, False)
-        config.pop("hydra")
-        return plain(config), run_dir
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
+    return without_hydra(config), run_dir
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -122,7 +150,7 @@ def _missing(error: MissingConfigException) -> str:
     options = list(_options(loader, group))
     if not options:
         return f"{group}: there is no such group{nearest(group, loader.get_group_options('', None) or _groups())}"
-    return f"{group}={choice}: there is no such option{nearest(choice, options)} Allowed: {', '.join(sorted(options))}"
+    return f"{group}={choice}: there is no such option{nearest(choice, options) or '.'} Allowed: {', '.join(sorted(options))}"
 
 
 def _options(loader: Any, group: str, prefix: str = "") -> Iterator[str]:

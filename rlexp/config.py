@@ -6,6 +6,7 @@ A node with a `module:` key is read by that module's `Config`: so ours and a use
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import math
 from collections.abc import Iterable, Mapping
@@ -102,6 +103,20 @@ class DebugConfig:
 
 
 @schema
+class ProcessesConfig:
+    """Processes that train one run together, such as one a host."""
+
+    coordinator: Host[str | None]
+    """host:port of process 0; auto: what Slurm or the TPU pod says, where the profile has several hosts; null: one process."""
+    number: Host[Count | None]
+    """How many there are; null: what Slurm or the TPU pod says."""
+    index: Host[CountOrZero | None]
+    """Which of them this one is, from 0; null: what Slurm or the TPU pod says."""
+    timeout_s: Host[Count]
+    """Seconds without a sign of life after which a process counts as dead, and the others end."""
+
+
+@schema
 class Config:
     """One run. Every key can be set on the command line, as in `python -m rlexp algo=ppo algo.hp.lr=3e-4 seed=1`."""
 
@@ -109,8 +124,8 @@ class Config:
     """Seed of everything random. Two runs with the same seed on the same machine are the same, bit for bit."""
     total_env_steps: Count
     """Environment steps to train for, over all environments; rounded up to whole updates. 1e6 is fine."""
-    run: Literal["train", "eval", "plan", "profile"]
-    """train; eval and profile, which take a trained run by resume=; plan, which compiles for the hardware without it."""
+    run: Literal["train", "eval", "plan", "check", "profile"]
+    """train; eval and profile take a trained run by resume=; plan compiles for hardware that is not here; check tries a mesh."""
     algo: Part
     """The algorithm: algo=ppo, pqn, dqn."""
     env: Part
@@ -121,11 +136,17 @@ class Config:
     """Logical shards of the environments. With equal shards any number of devices gives the same numbers. auto: one a device."""
     hardware: Part
     """The devices and their mesh: hardware=cpu."""
+    processes: ProcessesConfig
+    """Processes that train this run together."""
     precision: Part
     """Number formats: precision=f32, bf16."""
     eval: EvalConfig
     logger: Host[Part]
     checkpoint: Host[Part]
+    launcher: Host[Part]
+    """How the jobs of `-m` are run: launcher=local."""
+    sweeper: Host[Part]
+    """Which jobs `-m` runs: sweeper=grid, random, optuna."""
     resume: Host[str | None]
     """auto (the run's own directory), a run directory, or a W&B id found under output_root."""
     output_root: Host[str]
@@ -185,9 +206,15 @@ def _validate(values: Any, cls: type[T], path: str) -> T:
     if "__pydantic_config__" not in vars(cls):
         cls.__pydantic_config__ = _CHECKED  # type: ignore[attr-defined]  # a user's plain dataclass
     try:
-        return TypeAdapter(cls).validate_python(values)
+        return _adapter(cls).validate_python(values)
     except ValidationError as error:
         raise ConfigError(_one_line(error.errors(), cls, values, path)) from error
+
+
+@functools.cache
+def _adapter(cls: type) -> TypeAdapter:
+    """Making one takes longer than what it is made for."""
+    return TypeAdapter(cls)
 
 
 def _one_line(errors: list[Any], cls: type, values: Any, path: str) -> str:
@@ -197,7 +224,7 @@ def _one_line(errors: list[Any], cls: type, values: Any, path: str) -> str:
     where = ".".join(([path] if path else []) + keys)
     if unknown:
         allowed = _siblings(cls, keys[:-1])
-        return f"{where}: unknown key{nearest(keys[-1], allowed)} Allowed: {', '.join(sorted(allowed))}"
+        return f"{where}: unknown key{nearest(keys[-1], allowed) or '.'} Allowed: {', '.join(sorted(allowed))}"
     if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"{where}: this key is missing"
     same_place = [e for e in errors if _keys(e) == keys]  # one for each member of a union

@@ -120,6 +120,11 @@ _SHAPING = ("algo", "algo.source", "env", "network", "precision")
 def _num_shards(config: Config, resumed: int | None) -> int:
     data = config.hardware.mesh.data
     num_shards = config.shards if config.shards != "auto" else resumed or data
+    if num_shards % data and num_shards == resumed:
+        allowed = "|".join(str(n) for n in range(1, num_shards + 1) if num_shards % n == 0)
+        raise ConfigError(
+            f"hardware.mesh.data: {data} does not divide the {num_shards} shards of the checkpoint; allowed: {allowed}"
+        )
     if num_shards % data:
         fits = max(data, num_shards // data * data)
         raise ConfigError(

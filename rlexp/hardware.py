@@ -1,17 +1,20 @@
-"""The devices that a profile asks for, held against those that are there."""
+"""The devices that a profile asks for, held against those that are there; for run=plan, devices that are only described."""
 
-from typing import Literal
+import contextlib
+import importlib.util
+import os
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from rlexp.config import ConfigError, Count, Flag, Host, schema
+from rlexp.config import ConfigError, Count, Flag, Host, NonNegative, Positive, schema
 
 
 @schema
 class MeshConfig:
-    """Sizes of the two mesh axes."""
+    """Sizes of the two mesh axes. Their product is the number of devices that a run wants."""
 
     data: Count
     """Devices that share the environments, or the members of a pack."""
@@ -30,47 +33,205 @@ class ParamRule:
 
 
 @schema
+class TpuConfig:
+    """What the TPU compiler must know of a slice."""
+
+    generation: str
+    """Its name for the chip: v4."""
+    topology: str
+    """Chips in each direction: 2x2x4."""
+    chip_config: str
+    """megacore, where the two cores of a chip are one device (v4); default elsewhere."""
+    chips_per_host: list[Count]
+    """Chips of one host in each direction: [2, 2, 1]."""
+
+
+@schema
+class MatmulRates:
+    """Peak rates of matrix products, in floating-point operations a second."""
+
+    bf16: Positive
+    """bfloat16 factors, float32 sums."""
+    f32: Positive
+    """float32 factors at full precision."""
+
+
+@schema
+class Rates:
+    """Peak rates of one chip, from data sheets: bounds, which no program reaches."""
+
+    matmul: MatmulRates
+    """Matrix products."""
+    memory: Positive
+    """Bytes a second, to and from the chip's main memory."""
+    interconnect: Positive
+    """Bytes a second that a chip sends to others, while it receives as many."""
+    collective_s: NonNegative
+    """Seconds that a collective takes beside its bytes."""
+
+
+@schema
 class Config:
     """A hardware profile."""
 
     module: Host[str]
     platform: Literal["cpu", "gpu", "tpu"]
     """The kind of device."""
+    device_kind: str | None
+    """The device's own name, such as "TPU v4"; null takes any of the platform."""
+    chips: Count
+    """Devices of the whole machine."""
+    hosts: Count
+    """Hosts that they are spread over."""
+    tpu: TpuConfig | None
+    """The slice; null where the platform is another."""
     mesh: MeshConfig
+    """How the devices are arranged; all chips on the data axis by default."""
     emulate: Host[Flag]
     """Virtual CPU devices in place of the real ones: the same mesh, at a crawl."""
     num_envs: Count
     """The default of algo.num_envs: 4 on one device, 4 times the data axis elsewhere."""
     param_rules: list[ParamRule]
     """First match wins; a parameter without a match is on every device."""
+    memory_bytes: Count | None
+    """Main memory of a chip; null where it is that of the machine at hand."""
+    rates: Rates
+    """What run=plan divides by."""
 
 
-def prepare(config: Config) -> None:
-    """Chooses the platform. Must run before JAX starts its backend, since virtual devices are made there."""
+# The TPU compiler asks these of the machine that it runs on. The topology that is compiled for is given by name.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+
+
+def prepare(config: Config, *, plan: bool = False, num_processes: int = 1) -> None:
+    """Chooses the platform. Must run before JAX starts its backend, since virtual devices are made there.
+
+    Raises:
+      ConfigError: the processes cannot share the devices, or the backend has started with fewer virtual devices.
+    """
+    if _wanted(config) % num_processes:
+        raise ConfigError(
+            f"processes.number: {num_processes} processes cannot share the {_wanted(config)} devices of hardware.mesh evenly"
+        )
     if config.emulate:
         jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", config.mesh.data * config.mesh.model)
-    elif config.platform == "cpu":
+        try:
+            jax.config.update("jax_num_cpu_devices", _wanted(config) // num_processes)
+        except RuntimeError as error:
+            if jax.device_count("cpu") < _wanted(config):
+                raise ConfigError(
+                    f"hardware.emulate: {jax.device_count('cpu')} virtual devices were made before {_wanted(config)} were "
+                    "asked for, and a process makes them once; give each number of devices a command of its own"
+                ) from error
+    elif config.platform == "cpu" or (plan and config.platform == "tpu"):
         jax.config.update("jax_platforms", "cpu")
 
 
 def make(config: Config) -> Mesh:
-    """The mesh ('data', 'model').
+    """The mesh ('data', 'model') of the devices that are there.
 
     Raises:
-      ConfigError: the devices are not there, and the ways on.
+      ConfigError: they are not those of the profile; and the ways on.
     """
-    wanted = config.mesh.data * config.mesh.model
-    platform = "cpu" if config.emulate else config.platform
-    try:
-        devices = jax.devices(platform)
-    except RuntimeError:
-        devices = []
-    if len(devices) < wanted:
-        there = ", ".join(sorted({d.device_kind for d in devices or jax.devices()}))
+    mesh = _real(config)
+    if mesh is None:
+        plan = "run=plan" if config.platform == "tpu" else "run=plan hardware.emulate=true"
         raise ConfigError(
-            f"hardware: wants {wanted} {platform} device(s), {len(devices)} are here ({there}). Ways on: launcher=... to run "
-            "where they are, hardware.emulate=true for virtual CPU devices, run=plan to compile without them"
+            f"{_mismatch(config)}. Ways on: launcher=... to run where they are, hardware.emulate=true for virtual CPU "
+            f"devices, {plan} to compile without them"
         )
-    grid = np.array(devices[:wanted]).reshape(config.mesh.data, config.mesh.model)
+    return mesh
+
+
+def _real(config: Config) -> Mesh | None:
+    platform = "cpu" if config.emulate else config.platform
+    with contextlib.suppress(RuntimeError):  # no such platform here
+        devices = jax.devices(platform)
+        kinds = {d.device_kind for d in devices}
+        right_kind = config.emulate or config.device_kind is None or kinds == {config.device_kind}
+        # One process may leave devices alone. With several, each must take part.
+        enough = len(devices) >= _wanted(config) if jax.process_count() == 1 else len(devices) == _wanted(config)
+        if right_kind and enough:
+            return _mesh(config, devices[: _wanted(config)])
+    return None
+
+
+def describe(config: Config) -> Mesh:
+    """The mesh to compile for under run=plan: a TPU slice by its description, other devices as they are.
+
+    Raises:
+      ConfigError: there is no TPU compiler, it does not know the slice, or the devices are not there.
+    """
+    if config.emulate or config.platform != "tpu":
+        mesh = _real(config)
+        if mesh is None:
+            raise ConfigError(
+                f"{_mismatch(config)}. run=plan needs no devices where platform is tpu; elsewhere compile where they are, or "
+                "with hardware.emulate=true for virtual CPU devices in the same mesh"
+            )
+        return mesh
+    assert config.tpu is not None, "a TPU profile without `tpu`"
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(
+            f"hardware: run=plan for TPU {config.tpu.topology} needs the TPU compiler, libtpu, which is the extra `plan`: "
+            "pip install '.[plan]' in a checkout of rlexp, or make libtpu"
+        )
+    for name, value in _TPU_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies  # imported only now, since it is made for this alone
+
+    name = f"{config.tpu.generation}:{config.tpu.topology}"
+    try:
+        devices = topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=name,
+            chip_config_name=config.tpu.chip_config,
+            chips_per_host_bounds=tuple(config.tpu.chips_per_host),
+            num_slices=1,
+            wrap=(False,) * len(config.tpu.chips_per_host),
+        ).devices
+    except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"hardware.tpu: the compiler refuses the slice {name!r}: {str(error).splitlines()[0]}"
+        ) from error
+    if len(devices) != _wanted(config):
+        raise ConfigError(
+            f"hardware.mesh: {config.mesh.data} x {config.mesh.model} is {_wanted(config)} devices, and the slice {name!r} "
+            f"that run=plan compiles for has {len(devices)}; choose a profile of that size, or hardware.emulate=true"
+        )
+    return _mesh(config, devices)
+
+
+def memory_bytes(config: Config) -> int:
+    """Main memory of a chip, in bytes."""
+    if config.memory_bytes is not None:
+        return config.memory_bytes
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _wanted(config: Config) -> int:
+    return config.mesh.data * config.mesh.model
+
+
+def _mesh(config: Config, devices: Any) -> Mesh:
+    grid = np.array(devices).reshape(config.mesh.data, config.mesh.model)
     return Mesh(grid, ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def _mismatch(config: Config) -> str:
+    platform = "cpu" if config.emulate else config.platform
+    name = "" if config.emulate or config.device_kind is None else f", {config.device_kind}"
+    there = [f"{sum(d.device_kind == k for d in jax.devices())} {k}" for k in sorted(_kinds())]
+    return (
+        f"hardware: {_wanted(config)} {platform} device(s) are wanted{name} (hardware.mesh {config.mesh.data} x "
+        f"{config.mesh.model}), {', '.join(there)} are here"
+    )
+
+
+def _kinds() -> set[str]:
+    return {d.device_kind for d in jax.devices()}

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from rlexp.config import ConfigError
 from rlexp.hardware import ParamRule
 from rlexp.sources.base import Source
 from rlexp.types import Batch, Metrics, PyTree, Trajectory
@@ -117,17 +118,46 @@ def feed_back(layout: Layout, source: Source) -> Callable:
 
 
 def run_shardings(layout: Layout, abstract_run: Any) -> Any:
-    """A sharding for each leaf of a Run(state, data)."""
+    """A sharding for each leaf of a Run(state, data). Raises ConfigError for a parameter rule that cannot be followed."""
     if layout.members_on_data:
         return jax.tree.map(lambda _: layout.member_sharding, abstract_run)
+    _check_rules(layout, abstract_run.state)
     shards = NamedSharding(layout.mesh, P(None, "data"))
     state = jax.tree_util.tree_map_with_path(lambda path, x: _param_sharding(layout, path, x), abstract_run.state)
     return type(abstract_run)(state, jax.tree.map(lambda _: shards, abstract_run.data))
 
 
+def _check_rules(layout: Layout, state: PyTree) -> None:
+    leaves = {_name(path): leaf.shape[1:] for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    for rule in layout.param_rules:
+        where = f"hardware.param_rules: path {rule.path!r}, spec {list(rule.spec)}"
+        try:
+            found = {name: shape for name, shape in leaves.items() if re.search(rule.path, name)}
+        except re.error as error:
+            raise ConfigError(f"{where}: the path is no regular expression ({error})") from error
+        axes = [axis for axis in rule.spec if axis is not None]
+        if len(set(axes)) < len(axes):
+            raise ConfigError(f"{where}: an axis of the mesh can split one dimension only")
+        fitting = {name: shape for name, shape in found.items() if len(shape) == len(rule.spec)}
+        if not fitting:
+            some = ", ".join(name for name, shape in leaves.items() if len(shape) == len(rule.spec))[:300]
+            raise ConfigError(f"{where}: no parameter of {len(rule.spec)} dimensions matches; there are {some}")
+        for name, shape in fitting.items():
+            for size, axis in zip(shape, rule.spec, strict=True):
+                if axis is not None and size % layout.mesh.shape[axis]:
+                    raise ConfigError(
+                        f"{where}: {name} has {size} in that dimension, which hardware.mesh.{axis} "
+                        f"{layout.mesh.shape[axis]} does not divide; a longer path leaves it out"
+                    )
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def _param_sharding(layout: Layout, path: Any, leaf: Any) -> NamedSharding:
     """The optimiser's moments have the parameter's path inside theirs, so the same rule finds them."""
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = _name(path)
     for rule in layout.param_rules:
         if len(rule.spec) == leaf.ndim - 1 and re.search(rule.path, name):
             return NamedSharding(layout.mesh, P(None, *rule.spec))

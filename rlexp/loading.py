@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from omegaconf import OmegaConf
 
 from rlexp import experiment as experiments
+from rlexp import rundir
 from rlexp.algos.base import Algorithm
-from rlexp.compose import plain
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env
 from rlexp.evaluate import Episodes, evaluate
@@ -21,7 +20,7 @@ from rlexp.types import Key, PyTree, TimeStep
 class Agent(NamedTuple):
     """A trained agent and its world.
 
-    agent = rlexp.load("outputs/2026-11-20/12-00-00-1a2b3c4d")
+    agent = rlexp.load("outputs/2026-11-20/12-00-00-c0ffee42")
     env_state, timestep = jax.vmap(agent.env.reset)(jax.random.split(jax.random.key(0), 8))
     action, carry, _ = agent.act(agent.algorithm.carry(8), timestep, jax.random.key(1))
     """
@@ -64,7 +63,7 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     if node is None:
         if not (run_dir / "config.yaml").exists():
             raise ConfigError(f"load: {str(run_dir)!r} is no run directory (it has no config.yaml)")
-        node = plain(OmegaConf.load(run_dir / "config.yaml"))
+        node = dict(rundir.read_yaml(run_dir / "config.yaml"))
     config, modules = parse(node, Config)
     checkpoint = load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(run_dir / "checkpoints")

@@ -46,7 +46,7 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
     layout = layout_of([lead])
     traced = program.trace([lead], layout)
     print(f"compiling {lead.config.algo.module} for {lead.spec.name}; this can take a minute", flush=True)
-    with _no_compilation_cache():
+    with no_compilation_cache():
         compiled = traced.compile()
     run, update = _start(lead, traced, compiled, resume_dir)
     folder, device = member.dir / "profile", layout.mesh.devices.flat[0]
@@ -64,17 +64,17 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
         "compile_s": compiled.compile_s,
         **report,
         "trace": {"chunks": _TRACED_CHUNKS, "updates_per_chunk": num_updates, "file": str(file.relative_to(member.dir))}
-        | summarise(trace, origins(compiled.hlo()), num_device_updates=num_device_updates),
+        | summarise(trace, origins(compiled.executable.as_text() or ""), num_device_updates=num_device_updates),
     }
     rundir.write_json(member.dir / "profile.json", report)
     steps = None if update is None else lead.env_steps(update)
-    summary = {"status": "finished", "objective": None, "env_steps": steps or 0, "env_steps_per_second": None}
-    rundir.write_json(member.dir / "summary.json", summary | {"compile_s": compiled.compile_s, "resumed_from": steps})
+    summary = rundir.summary(env_steps=steps or 0, compile_s=compiled.compile_s, resumed_from=steps)
+    rundir.write_json(member.dir / "summary.json", summary)
     _print(report, member.dir)
 
 
 @contextlib.contextmanager
-def _no_compilation_cache() -> Iterator[None]:
+def no_compilation_cache() -> Iterator[None]:
     """Compilation at its true cost; and a cached program would tell its operations by the names of back then."""
     before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)

@@ -4,6 +4,7 @@ Every argument and result has the members as its first axis. Members differ in d
 environment parameters.
 """
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class Program(NamedTuple):
     chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
     evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
     compile_s: float
-    hlo: Callable[[], str]  # what the compiler made of the chunk
+    executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
 
 
 class Traced(NamedTuple):
@@ -40,6 +41,9 @@ class Traced(NamedTuple):
 
     abstract_run: Run  # shapes, types and shardings
     compile: Callable[[], Program]
+    lower_chunk: Callable[[], jax.stages.Lowered]  # needs no devices: the mesh may be one that is only described
+    # The same for as many other members, which differ in data only: they are compiled once for all.
+    with_members: Callable[[Sequence[Experiment]], "Traced"]
 
 
 # Streams of a seed: a new one never reshuffles the others.
@@ -79,14 +83,6 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     """Experiments may differ in seed, hp and environment parameters only."""
     lead = experiments[0]
     greedy = lead.config.eval.mode == "greedy"
-    member_data = jax.device_put(
-        (
-            np.array([e.config.seed for e in experiments], np.uint32),
-            _stack([e.hp for e in experiments]),
-            _stack([e.env_params for e in experiments]),
-        ),
-        layout.member_sharding,
-    )
 
     def init_one(seed: jax.Array, hp: PyTree, env_params: PyTree) -> Run:
         state_key, data_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), _TRAIN))
@@ -95,12 +91,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return Run(state, init_shards(layout, lead.source_of(env_params))(data_key, policy))
 
     def chunk_one(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
-        shapes = jax.eval_shape(lambda r: update_once(lead, layout, r)[1], run)
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        once = jax.jit(lambda r: update_once(lead, layout, r), inline=True)  # traced once for its shapes and the loop
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(once, run)[1])
 
         def body(_: Any, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
             run, total = carry
-            run, metrics = update_once(lead, layout, run)
+            run, metrics = once(run)
             return run, jax.tree.map(jnp.add, total, metrics)
 
         return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
@@ -119,32 +115,49 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return over_members(layout, lambda s, k, p: evaluate_one(s, k, p, update))(state, seeds, env_params)
 
     init_all = over_members(layout, init_one)
-    shapes = jax.eval_shape(init_all, *member_data)
+    shapes = jax.eval_shape(init_all, *_member_data(experiments))
     shardings = run_shardings(layout, shapes)
     abstract_run = jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
     )
 
-    def compile_all() -> Program:
-        began = time.perf_counter()
-        count = jax.ShapeDtypeStruct((), jnp.int32)
-        per_member = layout.member_sharding
-        init = jax.jit(init_all, out_shardings=shardings).lower(*member_data).compile()
-        chunk = (
-            jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member))
-            .lower(abstract_run, count)
-            .compile()
-        )
-        play = jax.jit(evaluate_all, out_shardings=per_member).lower(abstract_run.state, count, *member_data).compile()
-        return Program(
-            init=lambda: init(*member_data),
-            chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
-            evaluate=lambda run, update: play(run.state, np.int32(update), *member_data),
-            compile_s=time.perf_counter() - began,
-            hlo=lambda: chunk.as_text() or "",
-        )
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    per_member = layout.member_sharding
 
-    return Traced(abstract_run, compile_all)
+    def lower_chunk() -> jax.stages.Lowered:
+        chunk = jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member))
+        return chunk.lower(abstract_run, count)
+
+    @functools.cache
+    def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled, jax.stages.Compiled]:
+        placed = jax.device_put(_member_data(experiments), per_member)
+        init = jax.jit(init_all, out_shardings=shardings).lower(*placed).compile()
+        chunk = lower_chunk().compile()
+        play = jax.jit(evaluate_all, out_shardings=per_member).lower(abstract_run.state, count, *placed).compile()
+        return init, chunk, play
+
+    def of(members: Sequence[Experiment]) -> Traced:
+        def compile_all() -> Program:
+            began = time.perf_counter()
+            init, chunk, play = executables()
+            placed = jax.device_put(_member_data(members), per_member)
+            return Program(
+                init=lambda: init(*placed),
+                chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
+                evaluate=lambda run, update: play(run.state, np.int32(update), *placed),
+                compile_s=time.perf_counter() - began,
+                executable=chunk,
+            )
+
+        return Traced(abstract_run, compile_all, lower_chunk, of)
+
+    return of(experiments)
+
+
+def _member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, PyTree]:
+    """What members differ in: (seeds, hyperparameters, environment parameters)."""
+    seeds = np.array([e.config.seed for e in experiments], np.uint32)
+    return seeds, _stack([e.hp for e in experiments]), _stack([e.env_params for e in experiments])
 
 
 def mean(metric: Mean) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import platform
@@ -54,6 +55,11 @@ def is_run(run_dir: Path) -> bool:
     return (run_dir / "environment.json").exists()
 
 
+def kind(run_dir: Path) -> str:
+    """What the run in a directory did: train, eval, ..."""
+    return read_yaml(run_dir / "config.yaml")["run"]
+
+
 def find(resume: str, output_root: Path) -> Path:
     """The run directory that `resume` names: a path, or the id of a run under the output root.
 
@@ -81,7 +87,7 @@ def create(run_dir: Path) -> list[Path]:
     Raises:
       ConfigError: it cannot be made, or not be written to.
     """
-    fresh = [p for p in [*reversed(run_dir.parents), run_dir] if not p.exists()]
+    fresh = missing(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".write-{new_id()}"
@@ -91,6 +97,11 @@ def create(run_dir: Path) -> list[Path]:
         remove(fresh)
         raise ConfigError(f"output_root: cannot write to {str(run_dir)!r}: {error.strerror}") from error
     return fresh
+
+
+def missing(run_dir: Path) -> list[Path]:
+    """A directory and those above it that are not there yet, outermost first."""
+    return [p for p in [*reversed(run_dir.parents), run_dir] if not p.exists()]
 
 
 def remove(fresh: Sequence[Path]) -> None:
@@ -141,6 +152,19 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(part, path)
 
 
+def summary(
+    *,
+    status: str = "finished",
+    objective: float | None = None,
+    env_steps: int = 0,
+    compile_s: float | None = None,
+    resumed_from: int | None = None,
+) -> dict[str, Any]:
+    """summary.json of what does not train: the same keys as of a training."""
+    found = {"status": status, "objective": objective, "env_steps": env_steps, "env_steps_per_second": None}
+    return found | {"compile_s": compile_s, "resumed_from": resumed_from}
+
+
 def read_json(path: Path) -> Any:
     """None where there is no such file, or it is no JSON."""
     try:
@@ -149,6 +173,12 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_yaml(path: Path) -> Any:
+    """A file that `describe` wrote, as plain data."""
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -156,6 +186,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@functools.cache  # as it was when the code was read, however long a sweep takes
 def _git() -> dict[str, Any] | None:
     """Commit of the code that runs, and whether it was changed since; None outside a repository."""
 

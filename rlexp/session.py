@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
+from rlexp import distributed, hardware, rundir
 from rlexp import experiment as experiments
-from rlexp import hardware, rundir
 from rlexp.config import Config, ConfigError
 from rlexp.evaluate import episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
@@ -19,25 +19,38 @@ from rlexp.program import evaluation_key
 from rlexp.stop import stop_on_signals
 from rlexp.trainer import Diverged, Member, Resume, train_pack
 
-EXPECTED = (Diverged, OSError, jax.errors.JaxRuntimeError)
+
+class CheckFailed(RuntimeError):
+    """`run=check` found something; the table says what."""
 
 
-def prepare(node: dict[str, Any], config: Config, resume_dir: Path | None) -> Experiment:
+EXPECTED = (CheckFailed, Diverged, OSError, jax.errors.JaxRuntimeError)
+
+
+def prepare(
+    node: dict[str, Any], config: Config, modules: dict[str, str], resume_dir: Path | None, *, elsewhere: bool = False
+) -> Experiment:
     """Configures JAX, builds the experiment, and holds it against the devices and the checkpoint.
+
+    Args:
+      elsewhere: it will run in another process, so the devices are left alone.
 
     Raises:
       ConfigError: one line.
     """
-    hardware.prepare(config.hardware)
-    configure_jax(config)
-    modules = experiments.parse(node, Config)[1]
+    if elsewhere:
+        jax.config.update("jax_platforms", "cpu")
+    else:
+        connect(config)
     experiments.load_module(modules["logger"], "logger").check(config.logger)
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(resume_dir / "checkpoints") if resume_dir else None
     experiment = experiments.build(node, num_shards=meta["num_shards"] if meta else None)
-    hardware.make(config.hardware)
     if config.run == "plan":
-        raise ConfigError("run: plan is not part of this version; allowed: train, eval, profile")
+        hardware.describe(config.hardware)
+        return experiment
+    if not elsewhere:
+        hardware.make(config.hardware)
     if meta and config.run == "train" and config.checkpoint.restore == "all":
         check_same(meta["members"][0]["fingerprint"], resume_fingerprint(experiment))
         if experiment.total_updates < meta["update"]:
@@ -47,6 +60,19 @@ def prepare(node: dict[str, Any], config: Config, resume_dir: Path | None) -> Ex
     if resume_dir and meta is None and config.resume != "auto":
         raise ConfigError(f"resume: {str(resume_dir)!r} has no checkpoint that can be read")
     return experiment
+
+
+def connect(config: Config) -> None:
+    """Chooses the devices, and connects the processes of this run. Raises ConfigError."""
+    hardware.prepare(config.hardware, plan=config.run == "plan", num_processes=config.processes.number or 1)
+    if config.run != "plan":
+        distributed.start(config.processes, num_hosts=1 if config.hardware.emulate else config.hardware.hosts)
+    if config.run in ("eval", "profile") and jax.process_count() > 1:
+        raise ConfigError(
+            f"run: {config.run} is done by one process, and here are {jax.process_count()}; start one, with a profile of one "
+            "host, such as hardware=cpu. Several processes can: train|check"
+        )
+    configure_jax(config)
 
 
 def configure_jax(config: Config) -> None:
@@ -61,13 +87,25 @@ def configure_jax(config: Config) -> None:
 
 
 def run(experiment: Experiment, run_dir: Path, resume_dir: Path | None, overrides: Sequence[str]) -> float | None:
-    """Trains, evaluates or profiles; gives the objective that a sweeper sees."""
-    run_id = rundir.id_of(run_dir)
-    rundir.describe(run_dir, run_id=run_id, node=experiment.node, overrides=overrides, devices=jax.devices())
+    """Trains, evaluates, plans, checks or profiles; gives the objective that a sweeper sees."""
+    run_id = distributed.share(rundir.id_of(run_dir))
+    if distributed.is_lead():
+        rundir.describe(run_dir, run_id=run_id, node=experiment.node, overrides=overrides, devices=jax.devices())
     member = Member(experiment, run_dir, run_id)
     if experiment.config.run == "eval":
         assert resume_dir is not None
         return evaluate_run(member, resume_dir)
+    if experiment.config.run == "plan":
+        from rlexp.plan import plan_run
+
+        plan_run(member)
+        return None
+    if experiment.config.run == "check":
+        from rlexp.check import check_run
+
+        if not check_run(member):
+            raise CheckFailed(f"run=check: not all passed; the numbers are in {run_dir / 'check.json'}")
+        return None
     if experiment.config.run == "profile":
         from rlexp.profile import profile_run
 
@@ -92,8 +130,8 @@ def evaluate_run(member: Member, resume_dir: Path) -> float:
     }
     logger.log(row)
     progress.log([row])
-    summary = {"status": "finished", "objective": row["eval/return_mean"], "env_steps": agent.env_steps}
-    summary |= {"env_steps_per_second": None, "compile_s": None, "resumed_from": agent.env_steps}
+    steps = agent.env_steps
+    summary = rundir.summary(objective=row["eval/return_mean"], env_steps=steps, resumed_from=steps)
     logger.close(summary)
     rundir.write_json(member.dir / "summary.json", summary)
     progress.close()
@@ -107,6 +145,12 @@ def remedy(error: BaseException) -> str:
         return (
             "out of memory. What helps: fewer environments (algo.num_envs), more minibatches (algo.num_minibatches), "
             f"gradient checkpointing (network.remat=true), algo.gradient_accumulation. ({text[:200]})"
+        )
+    if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+        # Which call hears of it first, and in what words, is chance: a collective, a barrier, a key of the coordinator.
+        return (
+            "most likely another process of this run died; start all of them again with resume=, which goes on from the "
+            f"last checkpoint ({text[:300]})"
         )
     return text
 

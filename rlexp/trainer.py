@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlexp import hardware, program, rundir
+from rlexp import distributed, hardware, program, rundir
 from rlexp.evaluate import Episodes, episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
 from rlexp.layout import Layout
-from rlexp.loggers import RunInfo
+from rlexp.loggers import RunInfo, silent
 from rlexp.program import Run
 from rlexp.stop import Stop
 from rlexp.types import Metrics
@@ -60,17 +60,33 @@ def layout_of(members: Sequence[Experiment]) -> Layout:
     return Layout(mesh, lead.num_shards, len(members), tuple(lead.config.hardware.param_rules))
 
 
-def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None = None) -> list[dict[str, Any]]:
+def train_pack(
+    members: Sequence[Member],
+    *,
+    stop: Stop,
+    resume: Resume | None = None,
+    directory: Path | None = None,
+    traced: program.Traced | None = None,
+) -> list[dict[str, Any]]:
     """Trains the members as one program; gives each one's summary, which is written to its directory too.
+
+    A member that diverges, or whose lines cannot be written, fails alone: the others go on.
+
+    Args:
+      directory: of the pack's checkpoints while it trains. At the end each member gets its part, and they are removed. None
+        for one member, whose checkpoints lie in its own directory.
+      traced: the members' programs; None traces them.
 
     Raises:
       ConfigError: the devices or the checkpoint do not fit.
-      Diverged: a metric is not finite.
-      OSError: metrics or a checkpoint cannot be written.
+      Diverged: a metric is not finite, in all members.
+      OSError: metrics of any member, or a checkpoint, cannot be written.
     """
+    directory = directory or members[0].dir
     lead, config = members[0].experiment, members[0].experiment.config
     checkpoint = lead.part("checkpoint")
-    traced = program.trace([m.experiment for m in members], layout_of([m.experiment for m in members]))
+    experiments = [member.experiment for member in members]
+    traced = traced or program.trace(experiments, layout_of(experiments))
 
     # 1. Where to start: at update 0, or at the newest sound checkpoint.
     warnings: list[str] = []
@@ -79,13 +95,14 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
         restored = checkpoint.restore(resume.dir / "checkpoints", traced.abstract_run, warn=warnings.append)
     first_update, earlier_wall_s = (restored.update, restored.meta["wall_s"]) if restored else (0, 0.0)
     first_env_steps = lead.env_steps(first_update) if restored else 0
-    for member in members:
+    is_lead = distributed.is_lead()
+    for member in members if is_lead else ():
         (member.dir / "summary.json").unlink(missing_ok=True)  # it says how the run ended, and the run goes on
     infos = [
         RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s)
         for m in members
     ]
-    loggers, progress = lead.part("logger").make(config.logger, infos)
+    loggers, progress = lead.part("logger").make(config.logger, infos) if is_lead else silent(len(members))
     for text in warnings:
         progress.warn(text)
     for text in _notices(lead, restored):
@@ -99,6 +116,10 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
         "resumed_from": first_env_steps if restored else None,
     }
     objectives: list[float | None] = restored.meta["objectives"] if restored else [None] * len(members)
+    # Member -> why it is trained no more. Its part of the program runs on; nobody looks at it.
+    failed: dict[int, str] = {}
+    if restored and len(members) > 1:
+        failed = {int(i): why for i, why in restored.meta["failed"].items()}
     saver = None
     try:
         # 2. Compile, once.
@@ -111,13 +132,33 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
             found = checkpoint.restore_into(resume.dir / "checkpoints", run, what=resume.what, warn=progress.warn)
             run = found.run if found else run
         del restored
-        saver = checkpoint.make(config.checkpoint, members[0].dir / "checkpoints")
+        saver = checkpoint.make(config.checkpoint, directory / "checkpoints")
+        for i, member in enumerate(members):
+            if member.dir != directory and i not in failed:
+                checkpoint.point_to_pack(config.checkpoint, member.dir / "checkpoints", directory / "checkpoints", i)
+
+        fingerprints = [{"run_id": m.run_id, "fingerprint": resume_fingerprint(m.experiment)} for m in members]
 
         began = fetched = saved = time.perf_counter()
         update, saved_update, pending = first_update, first_update, None
 
+        def fail(i: int, error: Exception) -> None:
+            """Takes a member out, with its last good checkpoint; raises the error where nobody is left."""
+            failed[i] = f"{type(error).__name__}: {error}".splitlines()[0]
+            if len(failed) == len(members) or jax.process_count() > 1:
+                raise error
+            progress.warn(f"{members[i].dir}: {failed[i]}; the others go on")
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), traced.abstract_run)
+            folder = members[i].dir / "checkpoints"
+            saver.wait()
+            good = checkpoint.restore(folder, one, warn=progress.warn)
+            with contextlib.suppress(OSError):  # its disk is full, perhaps
+                checkpoint.leave_pack(folder)  # which saves this member's numbers from now on too
+                if good is not None:
+                    checkpoint.put(config.checkpoint, folder, good.update, good.run, good.meta, objectives[i])
+
         def report(chunk: Chunk) -> None:
-            """Fetches and logs a chunk; raises Diverged, after the line is written."""
+            """Fetches and logs a chunk; a member that is not sound fails, after its line is written."""
             nonlocal fetched
             jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
             now = time.perf_counter()
@@ -133,36 +174,49 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
                 {"env_steps": env_steps, "wall_s": wall_s} | {k: _finite_or_none(v[i]) for k, v in values.items()}
                 for i in range(len(members))
             ]
-            for logger, row in zip(loggers, rows, strict=True):
-                logger.log(row)
+            going = [i for i in range(len(members)) if i not in failed]
+            troubles: dict[int, Exception] = {}
+            for i in going:
+                try:
+                    loggers[i].log(rows[i])
+                except OSError as error:
+                    troubles[i] = error
             progress.log(rows)
             summary["env_steps"] = env_steps
             for name, value in values.items():
-                if np.isinf(value).any():
-                    raise Diverged(f"{name} is not finite at {env_steps:,} environment steps")
-            if chunk.episodes is not None:
-                objectives[:] = [row["eval/return_mean"] for row in rows]
+                for i in np.flatnonzero(np.isinf(value)):
+                    troubles.setdefault(int(i), Diverged(f"{name} is not finite at {env_steps:,} environment steps"))
+            for i in going:
+                if i in troubles:
+                    fail(i, troubles[i])
+                elif chunk.episodes is not None:
+                    objectives[i] = rows[i]["eval/return_mean"]
 
-        def save() -> None:
-            nonlocal saved, saved_update
-            meta = {
+        def meta_now() -> dict[str, Any]:
+            return {
                 "update": update,
                 "env_steps": lead.env_steps(update),
                 "wall_s": earlier_wall_s + time.perf_counter() - began,
                 "objectives": objectives,
                 "total_updates": lead.total_updates,
                 "num_shards": lead.num_shards,
-                "members": [{"run_id": m.run_id, "fingerprint": resume_fingerprint(m.experiment)} for m in members],
+                "members": fingerprints,
+                "failed": failed,
             }
-            for logger in loggers:
-                logger.sync()  # no checkpoint without the lines before it
+
+        def save() -> None:
+            nonlocal saved, saved_update
+            for i, logger in enumerate(loggers):
+                if i not in failed:
+                    logger.sync()  # no checkpoint without the lines before it
             known = [x for x in objectives if x is not None]
-            saver.save(update, run, meta, float(np.mean(known)) if known else None)
+            saver.save(update, run, meta_now(), float(np.mean(known)) if known else None)
             saved, saved_update = time.perf_counter(), update
 
         # 3. Train.
-        while update < lead.total_updates and stop.reason is None:
-            boundary = _next_boundary(lead, update)
+        (stopping,) = distributed.any_of(stop.reason is not None)
+        while update < lead.total_updates and not stopping:
+            boundary = chunk_end(lead, update)
             run, metrics = compiled.chunk(run, boundary - update)
             episodes = compiled.evaluate(run, boundary) if _evaluation_due(lead, boundary) else None
             chunk = Chunk(boundary, boundary - update, metrics, episodes)
@@ -170,7 +224,9 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
             if pending:
                 report(pending)  # while the device works on this chunk
             pending = chunk
-            if _checkpoint_due(config.checkpoint, update, time.perf_counter() - saved):
+            due = _checkpoint_due(config.checkpoint, update, time.perf_counter() - saved)
+            stopping, due = distributed.any_of(stop.reason is not None, due, after=metrics)
+            if due:
                 report(pending)  # first see that it is sound
                 pending = None
                 save()
@@ -181,29 +237,44 @@ def train_pack(members: Sequence[Member], *, stop: Stop, resume: Resume | None =
         if update > saved_update:
             save()
         saver.wait()
-        for logger in loggers:
-            logger.checkpoint(members[0].dir / "checkpoints", lead.env_steps(update))
         elapsed = time.perf_counter() - began
-        summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
+        if update >= lead.total_updates and directory != members[0].dir:
+            for i in (i for i in range(len(members)) if i not in failed):
+                try:
+                    part = jax.tree.map(lambda x, i=i: x[i : i + 1], run)
+                    meta = meta_now() | {"objectives": [objectives[i]], "members": [fingerprints[i]], "failed": {}}
+                    checkpoint.put(config.checkpoint, members[i].dir / "checkpoints", update, part, meta, objectives[i])
+                except OSError as error:
+                    fail(i, error)
+        for member, logger in zip(members, loggers, strict=True):
+            logger.checkpoint(member.dir / "checkpoints", lead.env_steps(update))
+        if update > first_update:
+            summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
+        elif update >= lead.total_updates:
+            progress.note("nothing was left to do: a larger total_env_steps goes on")
         summary["status"] = "finished" if update >= lead.total_updates else "stopped"
-        if stop.reason and summary["status"] == "stopped":
-            progress.note(f"stopped by {stop.reason} and saved; go on with: python -m rlexp resume={members[0].dir}")
+        if summary["status"] == "stopped":
+            again = f"; go on with: python -m rlexp resume={directory}" if directory == members[0].dir else ""
+            progress.note(f"stopped by {stop.reason or 'another process'} and saved{again}")
     except BaseException as error:
         summary["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
         raise
     finally:
         summaries = [{"status": summary["status"], "objective": objective, **summary} for objective in objectives]
+        for i, why in failed.items():
+            summaries[i] |= {"status": "failed", "error": why}
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
             closing.callback(progress.close)
             for member, logger, one in zip(members, loggers, summaries, strict=True):
-                closing.callback(rundir.write_json, member.dir / "summary.json", one)
+                if is_lead:
+                    closing.callback(rundir.write_json, member.dir / "summary.json", one)
                 closing.callback(logger.close, one)
             if saver is not None:
                 closing.callback(saver.close)
     return summaries
 
 
-def _next_boundary(experiment: Experiment, update: int) -> int:
+def chunk_end(experiment: Experiment, update: int) -> int:
     """The update at which the next chunk ends."""
     config, candidates = experiment.config, [experiment.total_updates]
     for every in (config.eval.every_env_steps, config.logger.every_env_steps):

@@ -5,7 +5,7 @@ Shapes: `T` time steps of a rollout, `B` environments, `U` updates of one chunk 
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 PyTree = Any
 Key = PRNGKeyArray
@@ -83,5 +83,3 @@ class Update(NamedTuple):
 
 
 Metrics = dict[str, Mean]
-Scalar = Float[Array, ""]
-Count = Int[Array, ""]

@@ -48,10 +48,11 @@ hypothesis.settings.load_profile("rlexp-ci" if os.environ.get("CI") else "rlexp"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test has its own default timeout."""
+    """A slow test has its own default timeout. Tests that may take long come first, so that no worker ends with one."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -1,9 +1,16 @@
 """What several tests need: experiments from overrides, and a pack trained in this process."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+import pytest
 
 from rlexp import compose, experiment
 from rlexp.experiment import Experiment
@@ -33,6 +40,39 @@ def train(
     return train_pack(members, stop=stop or Stop(), resume=resume)
 
 
+REPOSITORY = Path(experiment.__file__).parents[1]
+
+
+def rlexp_command(*arguments: str) -> list[str]:
+    """The command of `python -m rlexp`, to be run in `environment()`."""
+    return [sys.executable, "-m", "rlexp", *arguments]
+
+
+def environment(*more_path: Path, **more: str) -> dict[str, str]:
+    """In which Python finds this tree first, installed or not, and then what these tests run on."""
+    path = [str(REPOSITORY), *map(str, more_path), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))} | more
+
+
+# Where `make libtpu` puts the TPU compiler: apart, since it changes how JAX starts.
+LIBTPU = Path(os.environ.get("RLEXP_LIBTPU", Path(__file__).resolve().parents[1] / ".libtpu"))
+
+
+def command_line(directory: Path, *arguments: str, tpu_compiler: bool = False) -> subprocess.CompletedProcess[str]:
+    """`python -m rlexp` in a process of its own. A test that needs the TPU compiler is skipped where there is none, which
+    is a failure in CI."""
+    if tpu_compiler and not (LIBTPU / "libtpu").is_dir():
+        pytest.skip("no TPU compiler: make libtpu")
+    return subprocess.run(
+        rlexp_command(*arguments, *QUIET),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=directory,
+        env=environment(*([LIBTPU] if tpu_compiler else [])),
+    )
+
+
 def rows(directory: Path) -> list[dict[str, Any]]:
     """metrics.jsonl of a run."""
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -42,3 +82,15 @@ def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metric lines without what no two runs have in common: how long things took."""
     clock = ("wall_s", "time/", "throughput/")
     return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines]
+
+
+def saved(run_dir: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """The newest checkpoint: its update, and every leaf by its path. Reads what is on the disk, with Orbax alone."""
+    import orbax.checkpoint as ocp  # of the tests, only a few want it
+
+    update = max(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdecimal())
+    path = (run_dir / "checkpoints" / str(update) / "run").absolute()
+    handler = ocp.PyTreeCheckpointHandler()
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), dict(handler.metadata(path).tree))
+    tree = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    return update, {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

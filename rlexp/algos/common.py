@@ -81,7 +81,7 @@ def gradients(
     num_shards: int,
 ) -> tuple[PyTree, PyTree]:
     """The gradient of `loss(params, rows)` and what else it gives, summed over parts of rows [num_shards * n, ...]."""
-    differentiate = jax.grad(loss, has_aux=True)
+    differentiate = jax.jit(jax.grad(loss, has_aux=True), inline=True)  # traced once for its shapes and the loop
 
     def accumulate(total: PyTree, part: PyTree) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, differentiate(params, part)), None
@@ -106,9 +106,23 @@ def single(x: Array) -> Mean:
     return Mean(x, jnp.ones((), jnp.float32))
 
 
-def check_minibatches(config: Any, num_shards: int) -> None:
-    """Raises ConfigError where num_minibatches and gradient_accumulation do not divide the rows of a shard."""
+def epochs_and_minibatches(config: Any, num_shards: int) -> tuple[int, int]:
+    """(epochs, minibatches) of an update: those of the configuration, or with `keep_minibatch` those that suit num_envs.
+
+    Then there are num_envs / base_num_envs times as many minibatches, or the nearest number that divides the rows, and so
+    many times fewer epochs, but one. So the size of a minibatch stays, and, as far as that goes, the number of gradient steps.
+
+    Raises:
+      ConfigError: num_minibatches and gradient_accumulation do not divide the rows of a shard.
+    """
     rows = config.num_envs // num_shards * config.num_steps
+    if config.batch_scaling == "keep_minibatch":
+        wanted = config.num_minibatches * config.num_envs / config.base_num_envs
+        fitting = [n for n in range(1, rows + 1) if rows % (n * config.gradient_accumulation) == 0]
+        if fitting:
+            num_minibatches = min(fitting, key=lambda n: abs(n - wanted))
+            steps = config.num_epochs * config.num_minibatches
+            return max(1, round(steps / num_minibatches)), num_minibatches
     parts = config.num_minibatches * config.gradient_accumulation
     if rows % parts:
         fits = max(
@@ -119,6 +133,7 @@ def check_minibatches(config: Any, num_shards: int) -> None:
             f"{config.gradient_accumulation}) does not divide the {rows} rows of a shard (num_envs {config.num_envs} / "
             f"{num_shards} shards * num_steps {config.num_steps}); the nearest that fits is {fits}"
         )
+    return config.num_epochs, config.num_minibatches
 
 
 def _parts(rows: PyTree, num_parts: int, num_shards: int) -> PyTree:

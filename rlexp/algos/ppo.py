@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm
@@ -79,8 +80,10 @@ class Config:
     """Scale the advantages of a minibatch to mean 0 and deviation 1."""
     lr_scaling: Literal["none", "sqrt", "linear"]
     """Scales lr by num_envs / base_num_envs, or its root."""
+    batch_scaling: Literal["none", "keep_minibatch"]
+    """keep_minibatch: more minibatches and fewer epochs by num_envs / base_num_envs, so that both stay what they were."""
     base_num_envs: Count
-    """The number of environments that lr was chosen for."""
+    """The number of environments that lr, num_minibatches and num_epochs were chosen for."""
     source: Part
     hp: Hp
 
@@ -119,7 +122,7 @@ class Rows(NamedTuple):
 def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
     discrete = isinstance(spec.action, Discrete)
-    common.check_minibatches(config, num_shards)
+    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
     action_shape = () if isinstance(spec.action, Discrete) else spec.action.shape
     num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else math.prod(action_shape)
     actor = Head(torso, num_outputs, scale=0.01, dtype=dtype)
@@ -192,14 +195,10 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         total = sums["loss/policy"] + hp["value_coef"] * sums["loss/value"] - hp["entropy_coef"] * sums["loss/entropy"]
         return total / num_rows, sums
 
-    def gradient_step(state: State, rows: Rows) -> tuple[State, dict[str, Mean]]:
-        """One step of Adam on one minibatch: leaves of rows are [num_shards * n, ...]."""
-        num_rows = jnp.maximum(jnp.sum(rows.weight), 1.0)
-        if config.normalize_advantages:
-            mean = jnp.sum(rows.advantage * rows.weight) / num_rows
-            variance = jnp.sum(jnp.square(rows.advantage - mean) * rows.weight) / num_rows
-            rows = rows._replace(advantage=(rows.advantage - mean) / (jnp.sqrt(variance) + 1e-8))
-
+    def gradient_step(state: State, minibatch: tuple[Rows, jax.Array]) -> tuple[State, dict[str, Mean]]:
+        """One step of Adam on one minibatch: leaves of rows are [num_shards * n, ...]; count is how many of them count."""
+        rows, count = minibatch
+        num_rows = jnp.maximum(count, 1.0)
         grads, sums = common.gradients(
             lambda params, part: loss(params, part, state.hp, num_rows),
             state.params,
@@ -209,7 +208,7 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         )
         optimise, lr = optimiser(state.hp, state.step)
         params, opt_state = common.descend(optimise, grads, state.opt_state, state.params)
-        metrics = {name: Mean(total, jnp.sum(rows.weight)) for name, total in sums.items()}
+        metrics = {name: Mean(total, count) for name, total in sums.items()}
         metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
         return state._replace(params=params, opt_state=opt_state), metrics
 
@@ -239,10 +238,14 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         )
 
         def epoch(state: State, epoch_key: Key) -> tuple[State, dict[str, Mean]]:
-            shuffled = minibatches(epoch_key, rows, num_shards=num_shards, num_minibatches=config.num_minibatches)
-            return jax.lax.scan(gradient_step, state, shuffled)
+            shuffled = minibatches(epoch_key, rows, num_shards=num_shards, num_minibatches=num_minibatches)
+            # For all minibatches at once, so that the devices meet twice an epoch for it, and not twice a gradient step.
+            count = jnp.sum(shuffled.weight, axis=1)
+            if config.normalize_advantages:
+                shuffled = shuffled._replace(advantage=_normalised(shuffled.advantage, shuffled.weight, count))
+            return jax.lax.scan(gradient_step, state, (shuffled, count))
 
-        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, config.num_epochs))
+        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
         metrics["loss/explained_variance"] = common.single(_explained_variance(value[:-1], target, weight))
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
@@ -252,6 +255,16 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     return Algorithm(init, policy, lambda num_envs: (), act, update)
+
+
+def _normalised(
+    advantage: Float[Array, "M N"], weight: Float[Array, "M N"], count: Float[Array, " M"]
+) -> Float[Array, "M N"]:
+    """Mean 0 and deviation 1 in each minibatch, over the rows that count."""
+    num_rows = jnp.maximum(count, 1.0)[:, None]
+    centred = advantage - jnp.sum(advantage * weight, axis=1, keepdims=True) / num_rows
+    variance = jnp.sum(jnp.square(centred) * weight, axis=1, keepdims=True) / num_rows
+    return centred / (jnp.sqrt(variance) + 1e-8)
 
 
 def _explained_variance(value: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:

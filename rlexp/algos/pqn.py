@@ -74,8 +74,10 @@ class Config:
     """Scale float observations by their running mean and deviation."""
     lr_scaling: Literal["none", "sqrt", "linear"]
     """Scales lr by num_envs / base_num_envs, or its root."""
+    batch_scaling: Literal["none", "keep_minibatch"]
+    """keep_minibatch: more minibatches and fewer epochs by num_envs / base_num_envs, so that both stay what they were."""
     base_num_envs: Count
-    """The number of environments that lr was chosen for."""
+    """The number of environments that lr, num_minibatches and num_epochs were chosen for."""
     source: Part
     hp: Hp
 
@@ -110,7 +112,7 @@ class Rows(NamedTuple):
 
 def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
     """PQN. Raises ConfigError for continuous actions, and where the minibatches do not divide the rollout."""
-    common.check_minibatches(config, num_shards)
+    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
     head = Head(torso, common.num_actions(spec, "pqn"), scale=1.0, dtype=dtype)
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
@@ -189,10 +191,10 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         )
 
         def epoch(state: State, epoch_key: Key) -> tuple[State, dict[str, Mean]]:
-            shuffled = minibatches(epoch_key, rows, num_shards=num_shards, num_minibatches=config.num_minibatches)
+            shuffled = minibatches(epoch_key, rows, num_shards=num_shards, num_minibatches=num_minibatches)
             return jax.lax.scan(gradient_step, state, shuffled)
 
-        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, config.num_epochs))
+        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics) | {"loss/epsilon": common.single(epsilon_of(state))}
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
             seen = jax.tree.map(lambda x: x[:-1], trajectory.obs)

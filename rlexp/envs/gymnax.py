@@ -9,7 +9,11 @@ What the adapter changes, besides:
   observations  float32 or bool. Whole numbers become float32; a category (FrozenLake's position) a one-hot vector.
 """
 
-from collections.abc import Mapping
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -80,7 +84,8 @@ def _load(name: str) -> tuple[Any, Any]:
     # Importing gymnax takes seconds: only those who use it wait. It makes arrays as it is imported and as environments
     # are built, which must not become tracers where `make` is called inside a traced function.
     with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
-        import gymnax
+        with _imported_when_used("seaborn", "matplotlib.pyplot"):
+            import gymnax
 
         names = gymnax.registered_envs
         if name not in names:
@@ -91,6 +96,30 @@ def _load(name: str) -> tuple[Any, Any]:
             return gymnax.make(name)
         except (OSError, EOFError) as error:  # MNISTBandit: no network, no disk, or a file cut short
             raise ConfigError(f"env.name: {name} could not get its data files ({error})") from error
+
+
+class _Later(ModuleType):
+    """Stands for a module until something of it is wanted."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def _imported_when_used(*names: str) -> Iterator[None]:
+    """What is imported within gets stand-ins for these modules, if nobody has imported them yet.
+
+    gymnax imports them to draw with, which takes longer than all the rest of it. Drawing still works: it imports them then.
+    """
+    stand_ins = {name: _Later(name) for name in names if name not in sys.modules}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 def _overrides(config: Config, env_params: Any) -> dict[str, jax.Array]:

@@ -14,7 +14,7 @@ from rlexp.loggers.base import Logger, Row, RunInfo, fan_out, never_fatal
 from rlexp.loggers.progress import Progress
 from rlexp.loggers.wandb import WandbConfig
 
-__all__ = ["Config", "Logger", "Progress", "Row", "RunInfo", "check", "fan_out", "make", "never_fatal"]
+__all__ = ["Config", "Logger", "Progress", "Row", "RunInfo", "check", "fan_out", "make", "never_fatal", "silent"]
 
 
 def _off(value: Any) -> Any:
@@ -66,3 +66,9 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
             members.append(never_fatal("curve.png", curve.make(info.dir), display.warn))
         loggers.append(fan_out(members))
     return loggers, display
+
+
+def silent(num_members: int) -> tuple[list[Logger], Progress]:
+    """Loggers and a display that say nothing: for the processes of a run beside the first."""
+    nothing = lambda *_: None  # noqa: E731
+    return [Logger(log=nothing)] * num_members, Progress(nothing, nothing, nothing, nothing)

@@ -1,12 +1,19 @@
-"""What the user sees of a run: a bar on a terminal, else a line an evaluation. One display serves a whole pack."""
+"""What the user sees of a run: a bar on a terminal, a table for several runs, elsewhere a line an evaluation.
 
+One display serves a whole pack.
+"""
+
+import contextlib
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rlexp.loggers.base import Row, RunInfo
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Kind = Literal["auto", "bar", "plain", "off"]
 _WINDOW = 20  # rows that the speed is measured over
@@ -19,6 +26,7 @@ class Progress(NamedTuple):
     log: Callable[[Sequence[Row]], None]  # once a chunk, the row of every member
     close: Callable[[], None]
     warn: Callable[[str], None]  # like note, but on stderr, and shown even when the display is off
+    fail: Callable[[int], None] = lambda _: None  # this member is trained no more; the reason is a warning's to tell
 
 
 def make(kind: Kind, infos: Sequence[RunInfo]) -> Progress:
@@ -27,10 +35,27 @@ def make(kind: Kind, infos: Sequence[RunInfo]) -> Progress:
         kind = "bar" if sys.stdout.isatty() and sys.stderr.isatty() else "plain"
     if kind == "off":
         return Progress(_nothing, _nothing, _nothing, _warn)
-    return (_bar if kind == "bar" else _plain)(infos)
+    if kind == "plain":
+        return _plain(infos)
+    from rlexp.loggers import table  # with rich, which a pipe does not need
+
+    return _harmless(_bar(infos) if len(infos) == 1 else table.make(infos))
 
 
-# --- the words, shared by both displays ------------------------------------------------------------------------------
+def _harmless(display: Progress) -> Progress:
+    """The same display, but a terminal that is gone does not end the run."""
+
+    def guard(call: Callable[..., None]) -> Callable[..., None]:
+        def guarded(*args: Any) -> None:
+            with contextlib.suppress(OSError, ValueError):
+                call(*args)
+
+        return guarded
+
+    return Progress(*(guard(call) for call in display))
+
+
+# --- the words, shared by all displays -------------------------------------------------------------------------------
 
 
 class Status(NamedTuple):
@@ -112,12 +137,22 @@ def _plain(infos: Sequence[RunInfo]) -> Progress:
     return Progress(lambda text: _write(sys.stdout, text), log, _nothing, _warn)
 
 
-def _bar(infos: Sequence[RunInfo]) -> Progress:
+def terminal() -> "Console":
+    """Rich's view of stderr. Rich itself would end the program when it breaks, with SystemExit."""
     from rich.console import Console
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return Terminal(stderr=True)
+
+
+def _bar(infos: Sequence[RunInfo]) -> Progress:
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
+    console = terminal()
     track = tracker(infos)
     bar = Bar(
         SpinnerColumn(finished_text="✓"),

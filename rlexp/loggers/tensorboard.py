@@ -18,7 +18,9 @@ _FLUSH_S = 10.0  # seconds between flushes; tensorboardX syncs the disk at each
 def check() -> None:
     """Raises ConfigError where tensorboardX is not installed."""
     if importlib.util.find_spec("tensorboardX") is None:
-        raise ConfigError("logger.tensorboard: true needs tensorboardX: pip install 'rlexp[tensorboard]', or set false")
+        raise ConfigError(
+            "logger.tensorboard: true needs tensorboardX: pip install '.[tensorboard]' in a checkout of rlexp, or set false"
+        )
 
 
 def make(info: RunInfo) -> Logger:

@@ -1,7 +1,8 @@
-"""Weights & Biases: one run per packed member, on by default, never fatal.
+"""Weights & Biases: one run per packed member, or one per pack, on by default, never fatal.
 
-One daemon thread does everything that touches W&B: importing it, `init` (a second or two, while the program compiles),
-logging, uploading. The training loop only puts work into a queue, so a slow or dead server cannot slow it down.
+One daemon thread does everything that touches W&B: importing it, `init`, logging, uploading. The training loop only puts
+work into a queue, so a slow or dead server cannot slow it down. The thread starts W&B with the first row, or after
+`_HEAD_START_S`: its import would hold Python's lock for a second or two while the program is traced.
 
 Rows are logged with `step=env_steps`, and W&B takes increasing steps only. So a resumed run may first log again what
 metrics.jsonl holds: W&B takes the rows that it missed when the run was killed, and no row twice.
@@ -21,17 +22,19 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rlexp.config import Flag, Host, Positive, schema
-from rlexp.loggers import jsonl
+from rlexp.loggers import jsonl, pack
 from rlexp.loggers.base import Logger, Row, RunInfo, number, one_line
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 Say = Callable[[str], None]
 Action = Callable[[Any], None]  # what to do with a wandb.Run
+Read = Callable[[RunInfo], list[Row]]  # the rows of a run so far
 
 _CLOUD_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # names of one server: a key for either serves both
 _ENV_MODES: dict[str, Mode] = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline"}
 _ENV_MODES |= {"disabled": "disabled"}
 _NO_KEY = "no API key (run `wandb login`, or set WANDB_API_KEY)"
+_HEAD_START_S = 10.0  # with a warm compilation cache the first chunk is done by then
 _PROBE_S = 10.0
 _OFFLINE_SLACK_S = 10.0  # what falling back to an offline run may take, once a server has not answered
 
@@ -40,6 +43,8 @@ _OFFLINE_SLACK_S = 10.0  # what falling back to an offline run may take, once a 
 class WandbConfig:
     """Weights & Biases. The key comes from WANDB_API_KEY or `wandb login`, never from here."""
 
+    runs: Host[Literal["each", "pack"]]
+    """each: a run for every member of a pack; pack: one for all, with means over them, for sweeps of thousands."""
     mode: Host[Mode]
     """auto: what WANDB_MODE says, else online where a key is found, else offline, for `wandb sync` later."""
     project: Host[str]
@@ -65,14 +70,24 @@ def make(config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say)
     mode = _ENV_MODES.get(os.environ.get("WANDB_MODE", ""), "auto") if config.mode == "auto" else config.mode
     if mode == "disabled":
         return [Logger(log=lambda _: None) for _ in infos]
+    if config.runs == "pack" and len(infos) > 1:
+        (one,) = _make(mode, config, [pack.merged(infos)], lambda _: pack.history(infos), note=note, warn=warn)
+        return pack.members(one, len(infos))
+    return _make(mode, config, infos, lambda info: jsonl.read(info.dir / jsonl.NAME), note=note, warn=warn)
+
+
+def _make(
+    mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read, *, note: Say, warn: Say
+) -> list[Logger]:
     work: queue.SimpleQueue[tuple[int, Action] | None] = queue.SimpleQueue()
     runs: list[Any] = []  # of wandb.Run, filled by the thread
-    done = threading.Event()
+    wanted, done = threading.Event(), threading.Event()
     waiting = len(infos)  # members that are not closed yet
 
     def background() -> None:
+        wanted.wait(_HEAD_START_S)
         try:
-            runs.extend(_start(mode, config, infos, note=note, warn=warn))
+            runs.extend(_start(mode, config, infos, read, note=note, warn=warn))
             _serve(runs, work, warn)
         except Exception as error:  # wandb missing or broken
             warn(f"W&B is off: {_public(error)}; the metrics are in metrics.jsonl")
@@ -86,6 +101,7 @@ def make(config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say)
         def put(action: Action) -> None:
             if not done.is_set():  # nobody would take it from the queue
                 work.put((i, action))
+                wanted.set()
 
         def log(row: Row) -> None:
             put(lambda run: _log(run, row))
@@ -112,7 +128,7 @@ def make(config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say)
 # --- in the background thread ----------------------------------------------------------------------------------------
 
 
-def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], *, note: Say, warn: Say) -> list[Any]:
+def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read, *, note: Say, warn: Say) -> list[Any]:
     """The runs, all online or all offline."""
     # W&B's reports on itself use the network even for an offline run, which then waits for it at its exit.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -124,7 +140,7 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], *, note: S
     many = f"{len(infos)} runs, " if len(infos) > 1 else ""
     if mode != "offline" and not trouble:
         try:
-            runs = [_init(wandb, "online", config, info, replay=True) for info in infos]
+            runs = [_init(wandb, "online", config, info, read) for info in infos]
             note(f"W&B: {many}{runs[0].project_url if many else runs[0].url}")
             return runs
         except Exception as error:  # no such entity, no permission, a server that went silent
@@ -134,13 +150,15 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], *, note: S
             wandb.setup(quiet)
     if trouble and (mode == "online" or trouble != _NO_KEY):  # without a key, offline is what `auto` promises
         warn(f"W&B: {trouble}; going on offline")
-    runs = [_init(wandb, "offline", config, info, replay=_set_aside(info)) for info in infos]
+    runs = [_init(wandb, "offline", config, info, read if _set_aside(info) else None) for info in infos]
     place = infos[0].dir.parent / "*" if many else infos[0].dir
     note(f"W&B: {many}offline; upload with: wandb sync {place}/wandb/offline-run-*")
     return runs
 
 
-def _init(wandb: Any, mode: Literal["online", "offline"], config: WandbConfig, info: RunInfo, *, replay: bool) -> Any:
+def _init(
+    wandb: Any, mode: Literal["online", "offline"], config: WandbConfig, info: RunInfo, replay: Read | None
+) -> Any:
     run = wandb.init(
         mode=mode,
         id=info.id,
@@ -168,7 +186,7 @@ def _init(wandb: Any, mode: Literal["online", "offline"], config: WandbConfig, i
     )
     run.define_metric("*", step_metric="env_steps")
     if replay and info.start_env_steps > 0:
-        for row in jsonl.read(info.dir / jsonl.NAME):
+        for row in replay(info):
             if row["env_steps"] <= info.start_env_steps:  # a later one is new, and comes by the queue
                 _log(run, row)
     return run

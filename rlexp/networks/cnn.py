@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from rlexp.config import ConfigError, Count, Flag, Host, schema
 from rlexp.networks.base import activations, layer_norm, leaves, split_image
-from rlexp.networks.initializers import orthogonal, zeros
+from rlexp.networks.dense import Conv
 from rlexp.networks.mlp import dense_layers
 from rlexp.types import PyTree
 
@@ -53,15 +53,7 @@ class CNN(nn.Module):
         leading = image.shape[:-3]
         x = image.reshape(-1, *image.shape[-3:])
         for channels, window, stride in self.convolutions:
-            x = nn.Conv(
-                channels,
-                (window, window),
-                (stride, stride),
-                padding="VALID",
-                dtype=self.dtype,
-                kernel_init=orthogonal(math.sqrt(2)),
-                bias_init=zeros,
-            )(x)
+            x = Conv(channels, window, stride, math.sqrt(2), self.dtype)(x)
             x = layer_norm(x) if self.layer_norm else x
             x = activations[self.activation](x)
         x = x.reshape(*leading, math.prod(x.shape[1:]))

@@ -1,44 +1,97 @@
-"""The matrix product of dense layers, with a gradient that suits XLA's CPU backend.
+"""Dense layers and convolutions whose gradients are summed in float32, whatever they compute in.
 
-The gradient of a kernel is x^T dy: a sum over thousands of rows with a small result. XLA's CPU backend hands it to a
-routine made for large results. For 8,192 rows and a 64x64 kernel that takes more than twice the time of x @ kernel,
-which has as many operations, and is a third of a small network's training time. Here the rows are cut into tiles, one
-factor of each is transposed, and the tiles are multiplied as a batch and summed: two thirds of the time, and a quarter
+A product in bfloat16 is exact enough, since it is accumulated in float32; but a kernel's gradient is a sum over thousands
+of rows and over the devices, and a bias's is nothing else. Left to automatic differentiation both come out in bfloat16,
+and so do the all-reduces between devices. Here the factors of the gradients are in the layer's type and the sums in float32.
+
+One sum is done in tiles, to suit XLA's CPU backend. The gradient of a kernel is x^T dy, with a small result, and that
+backend hands it to a routine made for large results: for 8,192 rows and a 64x64 kernel it takes more than twice the time of
+x @ kernel, which has as many operations, and is a third of a small network's training time. So the rows are cut into tiles,
+one factor of each is transposed, and the tiles are multiplied as a batch and summed: two thirds of the time, and a quarter
 for a 64x2 kernel. Kernels of 128x128 and more gain nothing.
 """
 
+import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from rlexp.networks.initializers import orthogonal, zeros
 
 _TILES = 64  # a multiple of any usual number of devices, so that each holds whole tiles
 _MIN_ROWS = 2048
 _MAX_KERNEL = 64 * 64  # entries
 
-
-def dot_general(x: Array, kernel: Array, dimension_numbers: Any, precision: None = None) -> Array:
-    """x @ kernel, for `nn.Dense(dot_general=...)`: jax.lax.dot_general, but for the order of the gradient's sums."""
-    tiled = x.ndim == 2 and x.shape[0] >= _MIN_ROWS and x.shape[0] % _TILES == 0 and kernel.size <= _MAX_KERNEL
-    return _product(x, kernel) if tiled else jax.lax.dot_general(x, kernel, dimension_numbers, precision)
+_IMAGES = ("NHWC", "HWIO", "NHWC")  # x, kernel, y of a convolution
 
 
-@jax.custom_vjp
-def _product(x: Float[Array, "N I"], kernel: Float[Array, "I O"]) -> Float[Array, "N O"]:
-    return x @ kernel
+class Dense(nn.Module):
+    """x [..., I] @ kernel [I, O] + bias [O], in `dtype`; the parameters are float32. Kernels start orthogonal, biases at 0."""
+
+    features: int
+    scale: float  # of the orthogonal initialiser
+    dtype: DTypeLike
+    out_dtype: DTypeLike | None = None  # of the result: a last layer's is not rounded to `dtype`
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
+        kernel = self.param("kernel", orthogonal(self.scale), (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", zeros, (self.features,), jnp.float32)
+        return add_bias(product(x.astype(self.dtype), kernel, jnp.dtype(self.out_dtype or self.dtype)), bias)
 
 
-def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return x @ kernel, (x, kernel)
+class Conv(nn.Module):
+    """Square windows over images [N, H, W, I], without padding, in `dtype`; parameters as those of `Dense`."""
+
+    features: int
+    window: int
+    stride: int
+    scale: float  # of the orthogonal initialiser
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "N H W I"]) -> Float[Array, "N H2 W2 O"]:
+        shape = (self.window, self.window, x.shape[-1], self.features)
+        kernel = self.param("kernel", orthogonal(self.scale), shape, jnp.float32)
+        bias = self.param("bias", zeros, (self.features,), jnp.float32)
+        return add_bias(convolution(x.astype(self.dtype), kernel, self.stride), bias)
 
 
-def _backward(factors: tuple[Array, Array], dy: Float[Array, "N O"]) -> tuple[Array, Array]:
+# --- x @ kernel --------------------------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x: Float[Array, "*N I"], kernel: Float[Array, "I O"], dtype: DTypeLike) -> Float[Array, "*N O"]:
+    """x @ kernel in `dtype`; the factors have the type of x. The gradient of the kernel is float32."""
+    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
+
+
+def _product_forward(x: Array, kernel: Array, dtype: DTypeLike) -> tuple[Array, tuple[Array, Array]]:
+    return product(x, kernel, dtype), (x, kernel)
+
+
+def _product_backward(_: DTypeLike, factors: tuple[Array, Array], dy: Float[Array, "*N O"]) -> tuple[Array, Array]:
     x, kernel = factors
-    return dy @ kernel.T, jax.lax.platform_dependent(x, dy, cpu=_sum_of_tiles, default=lambda x, dy: x.T @ dy)
+    dy = dy.astype(x.dtype)
+    tiled = x.ndim == 2 and x.shape[0] >= _MIN_ROWS and x.shape[0] % _TILES == 0 and kernel.size <= _MAX_KERNEL
+    if tiled:
+        dkernel = jax.lax.platform_dependent(x, dy, cpu=_sum_of_tiles, default=_sum_of_rows)
+    else:
+        dkernel = _sum_of_rows(x, dy)
+    return dy @ kernel.astype(dy.dtype).T, dkernel
 
 
-_product.defvjp(_forward, _backward)
+product.defvjp(_product_forward, _product_backward)
+
+
+def _sum_of_rows(x: Float[Array, "*N I"], dy: Float[Array, "*N O"]) -> Float[Array, "I O"]:
+    """x^T dy."""
+    rows = tuple(range(x.ndim - 1))
+    return jax.lax.dot_general(x, dy, ((rows, rows), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _sum_of_tiles(x: Float[Array, "N I"], dy: Float[Array, "N O"]) -> Float[Array, "I O"]:
@@ -50,5 +103,58 @@ def _sum_of_tiles(x: Float[Array, "N I"], dy: Float[Array, "N O"]) -> Float[Arra
 
     # Without the barrier XLA folds the transposition into the product, which then is the slow one again.
     turned = jax.lax.optimization_barrier(tiles(narrow).swapaxes(1, 2))
-    total = jnp.sum(jnp.matmul(turned, tiles(wide), preferred_element_type=jnp.float32), axis=0).astype(x.dtype)
+    total = jnp.sum(jnp.matmul(turned, tiles(wide), preferred_element_type=jnp.float32), axis=0)
     return total if narrow is x else total.T
+
+
+# --- convolution -------------------------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolution(x: Float[Array, "N H W I"], kernel: Float[Array, "h w I O"], stride: int) -> Float[Array, "N H2 W2 O"]:
+    """Without padding, in the type of x. The gradient of the kernel is float32."""
+    return _slide(x, kernel.astype(x.dtype), stride)
+
+
+def _slide(x: Array, kernel: Array, stride: int) -> Array:
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=_IMAGES)
+
+
+def _convolution_forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
+    return convolution(x, kernel, stride), (x, kernel)
+
+
+def _convolution_backward(stride: int, factors: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, kernel = factors
+    _, backward = jax.vjp(lambda x: _slide(x, kernel.astype(x.dtype), stride), x)
+    # dkernel[a, b] = sum over n, p, q of x[n, stride p + a, stride q + b]^T dy[n, p, q]: a convolution over the samples.
+    dkernel = jax.lax.conv_general_dilated(
+        x,
+        dy,
+        (1, 1),
+        "VALID",
+        rhs_dilation=(stride, stride),
+        dimension_numbers=("CHWN", "IHWO", "HWNC"),
+        preferred_element_type=jnp.float32,
+    )
+    height, width, *_ = kernel.shape  # an edge that no window reached gives more
+    return *backward(dy), dkernel[:height, :width]
+
+
+convolution.defvjp(_convolution_forward, _convolution_backward)
+
+
+# --- bias --------------------------------------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def add_bias(y: Float[Array, "*N O"], bias: Float[Array, " O"]) -> Float[Array, "*N O"]:
+    """y + bias in the type of y. The gradient of the bias is summed in float32."""
+    return y + bias.astype(y.dtype)
+
+
+def _add_bias_backward(_: Any, dy: Float[Array, "*N O"]) -> tuple[Array, Array]:
+    return dy, jnp.sum(dy, axis=tuple(range(dy.ndim - 1)), dtype=jnp.float32)
+
+
+add_bias.defvjp(lambda y, bias: (add_bias(y, bias), None), _add_bias_backward)

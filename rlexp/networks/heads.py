@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from rlexp.networks.dense import dot_general
-from rlexp.networks.initializers import orthogonal
+from rlexp.networks.dense import Dense
 from rlexp.types import PyTree
 
 
@@ -21,10 +20,4 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Float[Array, "... size"]:
-        features = self.torso(obs)
-        init = orthogonal(self.scale)
-        layer = nn.Dense(
-            self.size, dtype=self.dtype, param_dtype=jnp.float32, kernel_init=init, dot_general=dot_general
-        )
-        out = layer(features)
-        return out.astype(jnp.float32)
+        return Dense(self.size, self.scale, self.dtype, out_dtype=jnp.float32)(self.torso(obs))

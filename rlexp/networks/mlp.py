@@ -10,8 +10,7 @@ from jaxtyping import Array, Float
 
 from rlexp.config import ConfigError, Count, Flag, Host, schema
 from rlexp.networks.base import activations, flatten_obs, layer_norm, leaves
-from rlexp.networks.dense import dot_general
-from rlexp.networks.initializers import orthogonal, zeros
+from rlexp.networks.dense import Dense
 from rlexp.types import PyTree
 
 
@@ -47,8 +46,7 @@ class MLP(nn.Module):
 def dense_layers(module: nn.Module, x: Float[Array, "*N F"]) -> Float[Array, "*N G"]:
     """The layers `module.hidden`, made inside the compact method of `module`."""
     for units in module.hidden:
-        init = {"kernel_init": orthogonal(math.sqrt(2)), "bias_init": zeros}
-        x = nn.Dense(units, dtype=module.dtype, dot_general=dot_general, **init)(x)
+        x = Dense(units, math.sqrt(2), module.dtype)(x)
         x = layer_norm(x) if module.layer_norm else x
         x = activations[module.activation](x)
     return x

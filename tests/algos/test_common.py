@@ -1,5 +1,7 @@
 """What the algorithms share: masks, exploration, schedules, accumulated gradients."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,10 +49,13 @@ def test_a_mask_that_forbids_all_forbids_nothing():
 
 
 def test_without_a_mask_all_is_allowed():
-    spec = SPEC._replace(observation=SPEC.observation["position"])
-    assert not common.has_mask(spec)
     assert common.has_mask(SPEC)
-    assert common.allowed(spec, jnp.zeros((3, 2)), jnp.zeros((3, 4), jnp.float32)).all()
+    position = SPEC.observation["position"]
+    for observation in (position, {"position": position}):  # a dict may have no mask either
+        spec = SPEC._replace(observation=observation)
+        assert not common.has_mask(spec)
+        obs = jax.tree.map(lambda s: jnp.zeros((3, *s.shape), s.dtype), observation)
+        assert common.allowed(spec, obs, jnp.zeros((3, 4), jnp.float32)).all()
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 1.0), (5, 0.55), (10, 0.1), (20, 0.1), (80, 0.1)])
@@ -80,3 +85,24 @@ def test_gradients_of_parts_add_up_and_each_part_has_rows_of_each_shard():
     assert grads == 2 * 3.0 * 66
     assert aux["sum"] == 66
     assert aux["product"] == 0 * 1 * 6 * 7 + 2 * 3 * 8 * 9 + 4 * 5 * 10 * 11
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_shards", "expected"),
+    [
+        (4, 1, (4, 4)),
+        (8, 1, (2, 8)),
+        (16, 4, (1, 16)),
+        (64, 4, (1, 64)),
+        (6, 1, (3, 6)),
+        (5, 1, (3, 5)),
+        (2, 1, (8, 2)),
+    ],
+)
+def test_the_minibatch_is_kept_as_the_batch_grows(num_envs, num_shards, expected):
+    """128 rows each, and 16 gradient steps as long as epochs are left to take away."""
+    sizes = {"num_envs": num_envs, "num_steps": 128, "num_epochs": 4, "num_minibatches": 4, "base_num_envs": 4}
+    config = SimpleNamespace(**sizes, gradient_accumulation=2, batch_scaling="keep_minibatch")
+    assert common.epochs_and_minibatches(config, num_shards) == expected
+    config.batch_scaling = "none"
+    assert common.epochs_and_minibatches(config, num_shards) == (4, 4)

@@ -13,11 +13,6 @@ from rlexp.types import Batch
 B = 64
 
 
-def shaken(tree: Any) -> Any:
-    """Other parameters, so that target and network differ."""
-    return jax.tree.map(lambda x: x + 0.3 * jnp.sin(7 * jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), tree)
-
-
 def slow_target(rows: Any, b: int, value: np.ndarray, *, gamma: float) -> float:
     """The n-step return of sample b by a plain loop: up to the window's or the episode's end."""
     total, factor = 0.0, 1.0
@@ -35,7 +30,7 @@ def test_the_loss_is_of_n_step_returns(n, double):
     """Of 64 windows some start at no transition, some hold a termination, a truncation, or two episodes."""
     made = toys.build("algo=dqn", f"algo.n_step={n}", f"algo.double={str(double).lower()}")
     state = made.begin(gamma=0.9, huber_delta=0.5, reward_scale=2.0)
-    state = state._replace(target=shaken(state.target))
+    state = state._replace(target=toys.shaken(state.target))
     rows = toys.trajectory(1, n + 2, B)
     rows = jax.tree.map(lambda x: x[1:], rows)  # so that a window may start at an episode's last row
     weight = jax.random.uniform(jax.random.key(0), (B,))

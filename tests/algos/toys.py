@@ -96,6 +96,11 @@ def best(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return np.argmax(np.where(free, scores, -np.inf), axis=-1)
 
 
+def shaken(tree: Any) -> Any:
+    """Other parameters, so that two networks differ, or a policy is not uniform."""
+    return jax.tree.map(lambda x: x + 0.3 * jnp.sin(7 * jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), tree)
+
+
 @functools.cache
 def trajectory(seed: int, num_rows: int, batch_size: int) -> Trajectory:
     """Random rows that keep to the contract: [num_rows, batch_size, ...], with ends of both kinds and masks of all."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import command_line
 
 from rlexp import __main__ as cli
 
@@ -16,7 +17,7 @@ WRONG = [
     (["+algo.hp.lrr=1"], ["algo.hp.lrr", "unknown key", '"lr"']),
     (["++algo.hp.lrr=1"], ["algo.hp.lrr", "unknown key", '"lr"']),
     (["algo.num_env=8"], ["algo.num_env", "unknown key", '"num_envs"']),
-    (["+algo.lrr=1"], ["algo.lrr", "unknown key"]),
+    (["+algo.lrr=1"], ["algo.lrr", "unknown key. Allowed"]),
     (["sed=1"], ["sed", "unknown key", '"seed"']),
     (["+sed=1"], ["sed", "unknown key", '"seed"']),
     (["total_env_step=1"], ["total_env_step", '"total_env_steps"']),
@@ -32,7 +33,11 @@ WRONG = [
     (["env=gymnax/cartpol"], ["env=gymnax/cartpol", '"gymnax/cartpole"']),
     (["env=cartpole"], ["env=cartpole", "gymnax/cartpole"]),
     (["network=mpl"], ["network=mpl", '"mlp"']),
-    (["hardware=v4-33"], ["hardware=v4-33", "Allowed"]),
+    (["hardware=v4-33"], ["hardware=v4-33", '"v4-32"']),
+    (["-m", "seed=0,1", "resume=auto"], ["resume", "'auto'", "leave out -m"]),
+    (["--cfg", "job", "algo.hp.lrr=1"], ["algo.hp.lrr", '"lr"']),
+    (["hardware=abacus"], ["hardware=abacus", "no such option. Allowed"]),
+    (["processes.number=3", "hardware.mesh.data=4"], ["processes.number", "3 processes", "4 devices"]),
     (["precision=bf32"], ["precision=bf32", "bf16"]),
     (["logger=quite"], ["logger=quite", '"quiet"']),
     (["experiment=nothing_like_it"], ["experiment=nothing_like_it", "Allowed"]),
@@ -102,9 +107,13 @@ def run_cli(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(a) for a, _ in WRONG])
 def test_one_line_and_nothing_left(arguments, words, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    code = run_cli([*arguments, "compilation_cache=null"], monkeypatch)
-    out, err = capfd.readouterr()
+    if "-m" in arguments:  # there Hydra sets up logging anew, which pytest's own does not survive
+        done = command_line(tmp_path, *arguments)
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        monkeypatch.chdir(tmp_path)
+        code = run_cli([*arguments, "compilation_cache=null"], monkeypatch)
+        out, err = capfd.readouterr()
     assert code == 2, err
     assert out == ""
     assert err.count("\n") == 1, err

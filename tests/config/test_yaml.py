@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import os
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -54,16 +54,23 @@ def test_recipes_say_what_they_cost(path):
 
 
 def _configs(cls: Any) -> list[Any]:
-    nested = [t for t in get_type_hints(cls).values() if dataclasses.is_dataclass(t)]
+    """The dataclass and those of its fields, in lists too."""
+    hints = get_type_hints(cls).values()
+    nested = [t for hint in hints for t in (hint, *get_args(hint)) if dataclasses.is_dataclass(t)]
     return [cls, *(c for n in nested for c in _configs(n))]
 
 
+def _modules(node: Any) -> set[str]:
+    """All that a YAML file names, such as an algorithm's source."""
+    if not isinstance(node, dict):
+        return set()
+    here = {node["module"]} if "module" in node else set()
+    return here.union(*map(_modules, node.values()))
+
+
 def test_every_field_has_a_doc_and_no_default():
-    modules = {
-        load_module(node["module"], "x").Config
-        for path in compose.CONF_DIR.rglob("*.yaml")
-        if isinstance(node := yaml.safe_load(path.read_text()), dict) and "module" in node
-    }
+    names = set().union(*(_modules(yaml.safe_load(path.read_text())) for path in compose.CONF_DIR.rglob("*.yaml")))
+    modules = {load_module(name, "x").Config for name in names}
     for cls in [c for m in [Config, *modules] for c in _configs(m)]:
         source = inspect.getsource(cls)
         for field in dataclasses.fields(cls):
@@ -121,3 +128,15 @@ def test_a_folder_of_ones_own_is_searched_first(tmp_path):
 def test_the_command_line_wins_over_a_resumed_runs_overrides():
     merged = compose.merge_overrides(["algo=dqn", "seed=1", "+x=2"], ["seed=3", "~x"])
     assert merged == ["algo=dqn", "seed=3", "~x"]
+
+
+def test_a_site_has_its_own_slurm_file(tmp_path):
+    """local/slurm.yaml is for launcher=slurm alone, and the command line has the last word."""
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local/slurm.yaml").write_text("partition: long\nsetup: [module load cuda]\n")
+    where = compose.search_path(str(tmp_path))
+    launcher = compose.compose_node([*where, "launcher=slurm"])[0]["launcher"]
+    assert (launcher["partition"], launcher["setup"], launcher["time"]) == ("long", ["module load cuda"], 1440)
+    launcher = compose.compose_node([*where, "launcher=slurm", "launcher.partition=short"])[0]["launcher"]
+    assert launcher["partition"] == "short"
+    assert "partition" not in compose.compose_node(where)[0]["launcher"]

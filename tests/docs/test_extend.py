@@ -37,6 +37,7 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_does_what_it_says(folder):
     results = {}

@@ -1,5 +1,6 @@
 """The gymnax adapter: against gymnax itself, an independent CartPole, and what users may get wrong."""
 
+import os
 import subprocess
 import sys
 import urllib.error
@@ -259,3 +260,22 @@ def test_users_own_environment_of_gymnax():
 def test_gymnax_is_imported_only_by_make():
     code = "import sys, rlexp.envs.gymnax; assert 'gymnax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=CONF.parents[2])
+
+
+def test_what_gymnax_draws_with_is_imported_when_it_draws():
+    """seaborn and pyplot take longer to import than all the rest of a start."""
+    code = """
+import sys
+from rlexp.envs import gymnax as adapter
+adapter.make(adapter.Config(module="", name="CartPole-v1", max_episode_steps=None, params={}))
+assert not {"seaborn", "scipy.stats", "matplotlib.pyplot"} & set(sys.modules)
+import gymnax, jax
+pong, params = gymnax.make("Pong-misc")
+_, state = pong.reset(jax.random.key(0), params)
+pong.render(state, params)
+import seaborn, matplotlib.pyplot
+assert "site-packages" in seaborn.__file__ and sys.modules["matplotlib.pyplot"] is matplotlib.pyplot
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(adapter.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -9,14 +9,15 @@ import pytest
 from support import build
 
 from rlexp import program
+from rlexp.config import ConfigError
 from rlexp.trainer import layout_of
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=32")
 ALGORITHMS = [
     ("algo=ppo", "algo.normalize_observations=true"),
-    ("algo=ppo", "algo.gradient_accumulation=2"),
-    ("algo=pqn",),
+    pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
+    pytest.param(("algo=pqn",), marks=pytest.mark.slow),
     ("algo=dqn",),
 ]
 
@@ -31,7 +32,7 @@ def run_on(num_devices: int, *overrides: str, num_updates: int, seeds=(0,)):
 
 def collectives(num_devices: int, *overrides: str, seeds=(0,)) -> Counter:
     members = [build(f"hardware.mesh.data={num_devices}", *overrides, f"seed={seed}") for seed in seeds]
-    text = program.trace(members, layout_of(members)).compile().hlo()
+    text = program.trace(members, layout_of(members)).compile().executable.as_text() or ""
     return Counter({op: len(re.findall(rf" {op}(?:-start)?\(", text)) for op in COLLECTIVES})
 
 
@@ -69,6 +70,7 @@ def test_one_device_has_no_collectives():
     assert sum(collectives(1, *SMALL).values()) == 0
 
 
+@pytest.mark.slow
 def test_a_pack_over_four_devices_has_no_collectives_and_trains_as_on_one():
     overrides = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=32", "shards=4")
     assert sum(collectives(4, *overrides, seeds=range(4)).values()) == 0
@@ -87,6 +89,25 @@ def test_a_member_of_a_pack_trains_as_it_does_alone():
     assert difference(jax.tree.map(lambda x: x[0:1], pack.state.params), alone.state.params) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("{path: 'Dense_0/kernel', spec: [null, model]}", "critic/params/Dense_0/kernel has 1 in that dimension"),
+        ("{path: 'torso/Dens_0', spec: [null, model]}", "no parameter of 2 dimensions matches; there are params/actor"),
+        ("{path: 'bias', spec: [null, model]}", "no parameter of 2 dimensions matches"),
+        ("{path: '[', spec: [null, model]}", "no regular expression"),
+        ("{path: 'kernel', spec: [model, model]}", "one dimension only"),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_is_told_in_one_line(rule, words):
+    mesh = ("hardware.mesh.data=2", "hardware.mesh.model=2", "shards=2", "algo.num_envs=8", "algo.num_steps=32")
+    members = [build("env=gymnax/cartpole", *mesh, f"hardware.param_rules=[{rule}]")]
+    with pytest.raises(ConfigError, match=re.escape(words)) as told:
+        program.trace(members, layout_of(members))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.slow
 def test_model_axis_splits_a_parameter():
     """A 2 x 2 mesh with a rule: the kernel and Adam's moments of it lie on the model axis, and training is the same."""
     rule = "hardware.param_rules=[{path: 'actor/.*torso/Dense_1/kernel', spec: [null, model]}]"

@@ -1,15 +1,12 @@
 """Every algorithm learns: bars on several seeds, each bar one program of packed seeds. `make test-slow`."""
 
-import os
+import json
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support import train
+from support import environment, rlexp_command, train
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 ONLY_AT_THE_END = ("eval.every_env_steps=null", "eval.num_episodes=128", "checkpoint=off")
@@ -23,7 +20,7 @@ def final_returns(tmp_path, *overrides: str, num_seeds: int) -> np.ndarray:
     return returns
 
 
-@pytest.mark.parametrize(("precision", "median"), [("f32", 495), pytest.param("bf16", 490, marks=pytest.mark.unproven)])
+@pytest.mark.parametrize(("precision", "median"), [("f32", 495), ("bf16", 490)])
 def test_ppo_solves_cartpole(precision, median, tmp_path):
     """The defaults of `python -m rlexp`, 16 seeds, sampled policy."""
     returns = final_returns(
@@ -33,7 +30,6 @@ def test_ppo_solves_cartpole(precision, median, tmp_path):
     assert np.median(returns) >= median
 
 
-@pytest.mark.unproven
 def test_ppo_solves_cartpole_on_four_devices(tmp_path):
     """Each environment is a shard of its own, so that four devices can share what one has by default."""
     overrides = ("env=gymnax/cartpole", "hardware.mesh.data=4", "algo.num_envs=4", "eval.mode=sampled")
@@ -52,21 +48,18 @@ def test_ppo_solves_acrobot(tmp_path):
     assert returns.mean() >= -100
 
 
-@pytest.mark.parametrize("overrides", ["algo=pqn", pytest.param("experiment=cartpole_dqn", marks=pytest.mark.unproven)])
+@pytest.mark.parametrize("overrides", ["algo=pqn", "experiment=cartpole_dqn"])
 def test_value_based_algorithms_solve_cartpole(overrides, tmp_path):
     returns = final_returns(tmp_path, overrides, "env=gymnax/cartpole", num_seeds=8)
     assert returns.mean() >= 450
 
 
-@pytest.mark.unproven
 def test_one_seed_on_four_devices_by_environments(tmp_path):
     """One member: the environments, not the members, are laid over the devices. In a process, as a user starts it."""
-    command = [sys.executable, "-m", "rlexp", "logger=quiet", "hardware.mesh.data=4", "hardware.emulate=true"]
+    command = rlexp_command("logger=quiet", "hardware.mesh.data=4", "hardware.emulate=true")
     command += ["algo.num_envs=4", "eval.mode=sampled", "eval.num_episodes=128", "hydra.run.dir=run"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800)
+    own = environment(XDG_CACHE_HOME=str(tmp_path))
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
-    import json
-
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["objective"] >= 450  # one seed: PureJaxRL's worst end at 350 to 450, its mean is 490

@@ -13,7 +13,7 @@ from rlexp.networks.heads import Head
 from rlexp.trainer import layout_of
 from rlexp.types import TimeStep
 
-pytestmark = [pytest.mark.slow, pytest.mark.unproven]
+pytestmark = pytest.mark.slow
 
 GAMMA = 0.5
 SETTINGS = {

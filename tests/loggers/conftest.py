@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import wandb_standin
 
-# argv: a JSON object, see `Child` below. Member i's row at `step` has the loss `i + step / 1000`.
+# argv: a JSON object, see `Child` below. Member i's row at `step` has the loss `i + step / 1000`; `failed` has none.
 _PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -22,7 +22,7 @@ from rlexp.loggers.wandb import WandbConfig
 
 spec = json.loads(sys.argv[1])
 fields = {"project": "rlexp", "entity": None, "group": None, "tags": ("a tag",), "name": None, "notes": None,
-          "artifacts": False, "timeout_s": 20.0, "mode": "auto"}
+          "artifacts": False, "timeout_s": 20.0, "mode": "auto", "runs": "each"}
 config = loggers.Config(module="rlexp.loggers", every_env_steps=None, progress="plain", curve=False, tensorboard=False,
                         wandb=WandbConfig(**fields | spec["wandb"]))
 root = Path(spec["root"])
@@ -33,16 +33,21 @@ infos = [
 members, display = loggers.make(config, infos)
 for step in range(spec["start"] + 100, spec["end"] + 1, 100):
     for i, member in enumerate(members):
-        member.log({"env_steps": step, "wall_s": step / 100, "loss/policy": i + step / 1000, "train/return_mean": None})
+        if i != spec["failed"]:
+            loss, mean = i + step / 1000, 10.0 * i + step
+            row = {"loss/policy": loss, "train/return_mean": None, "eval/return_mean": mean, "time/chunk_s": 2.0}
+            member.log({"env_steps": step, "wall_s": step / 100} | row)
     if spec["checkpoint_at"] == step:
         for member in members:
             member.checkpoint(Path(spec["checkpoint"]), step)
 if spec["kill"]:
-    while not all(list(info.dir.glob("wandb/*/*.wandb")) for info in infos):
+    homes = [root] if config.wandb.runs == "pack" else [info.dir for info in infos]
+    while not all(list(home.glob("wandb/*/*.wandb")) for home in homes):
         time.sleep(0.05)  # W&B starts in the background
     os.kill(os.getpid(), signal.SIGKILL)
-for member in members:
-    member.close({"status": spec["status"], "objective": 7.5, "env_steps": spec["end"]})
+for i, member in enumerate(members):
+    status = "failed" if i == spec["failed"] else spec["status"]
+    member.close({"status": status, "objective": 7.5 + i, "env_steps": spec["end"]})
 display.close()
 print("closed")
 """
@@ -72,12 +77,19 @@ def child(tmp_path: Path) -> Child:
         end: int = 400,
         status: str = "finished",
         kill: bool = False,
+        failed: int | None = None,
         checkpoint_at: int = -1,
         checkpoint: Path | None = None,
         **wandb: Any,
     ) -> subprocess.CompletedProcess:
         spec = {"root": str(tmp_path / "runs"), "members": members, "start": start, "end": end, "status": status}
-        spec |= {"kill": kill, "checkpoint_at": checkpoint_at, "checkpoint": str(checkpoint), "wandb": wandb}
+        spec |= {
+            "failed": failed,
+            "kill": kill,
+            "checkpoint_at": checkpoint_at,
+            "checkpoint": str(checkpoint),
+            "wandb": wandb,
+        }
         command = [sys.executable, "-c", _PROGRAM, json.dumps(spec)]
         # The limit is there to find a run that hangs; nothing is measured.
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, cwd=tmp_path)

@@ -103,10 +103,17 @@ def test_auto_is_a_bar_on_a_terminal(capsys, monkeypatch):
 
 
 def test_a_bar_that_was_asked_for_without_a_terminal(capsys):
+    display = progress.make("bar", infos())
+    display.log([evaluated(50_000, 1.0, 100.0)])
+    display.close()
+    assert "return 100.0 ± 20.1" in capsys.readouterr().err
+
+
+def test_a_pack_has_a_table_where_a_run_has_a_bar(capsys):
     display = progress.make("bar", infos(members=2))
     display.log([evaluated(50_000, 1.0, 100.0), evaluated(50_000, 1.0, 200.0)])
     display.close()
-    assert "return 150.0 mean 200.0 best" in capsys.readouterr().err
+    assert "return mean 150.0  best so far 200.0" in capsys.readouterr().err
 
 
 class ClosedPipe(io.StringIO):
@@ -119,6 +126,27 @@ def test_a_closed_pipe_does_not_end_a_run(monkeypatch):
     display = progress.make("plain", infos())
     display.note("compiling")
     display.log([evaluated(1000, 1.0, 1.0)])
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error")])
+def test_a_terminal_that_goes_away_does_not_end_a_run(monkeypatch, members, error):
+    there = True
+
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            if there:
+                return len(text)
+            raise error
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    display = progress.make("bar", infos(members))
+    there = False
+    display.note("compiling")
+    display.log([evaluated(1000, 1.0, 1.0)] * members)
+    display.warn("no network")
+    display.fail(0)
+    display.close()
 
 
 def test_a_terminal_without_unicode_does_not_end_a_run(monkeypatch):

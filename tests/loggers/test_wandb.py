@@ -4,12 +4,23 @@ import json
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
 import wandb_file
 import wandb_standin
 
+from rlexp import compose
+from rlexp.config import Config, parse
+from rlexp.loggers import RunInfo, wandb
+
 KEY = wandb_standin.KEY
+INFO = RunInfo(Path(), "member00", {}, total_env_steps=10, start_env_steps=0, start_wall_s=0.0)
+
+
+def wandb_config() -> wandb.WandbConfig:
+    return parse(compose.compose_node(["logger=offline"])[0], Config)[0].logger.wandb
 
 
 def segments(child, member: int = 0) -> list[wandb_file.WandbFile]:
@@ -19,6 +30,28 @@ def segments(child, member: int = 0) -> list[wandb_file.WandbFile]:
 
 def steps(rows: list[dict]) -> list[int]:
     return [row["env_steps"] for row in rows]
+
+
+# --- the thread ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["log", "close"])
+def test_it_starts_with_the_first_work(what, monkeypatch, tmp_path):
+    """Not before: its import would hold Python's lock while the program is traced."""
+    started = threading.Event()
+    monkeypatch.setattr(wandb, "_start", lambda *_, **__: started.set() or [])
+    (logger,) = wandb.make(wandb_config(), [INFO._replace(dir=tmp_path)], note=print, warn=print)
+    assert not started.wait(0.2)
+    getattr(logger, what)({"env_steps": 1})
+    assert started.wait(5)
+
+
+def test_it_starts_in_time_even_if_the_first_chunk_is_long(monkeypatch, tmp_path):
+    started = threading.Event()
+    monkeypatch.setattr(wandb, "_start", lambda *_, **__: started.set() or [])
+    monkeypatch.setattr(wandb, "_HEAD_START_S", 0.1)
+    wandb.make(wandb_config(), [INFO._replace(dir=tmp_path)], note=print, warn=print)
+    assert started.wait(5)
 
 
 # --- offline ---------------------------------------------------------------------------------------------------------
@@ -161,6 +194,96 @@ def test_the_key_is_in_no_file_and_no_output(child, server, tmp_path):
         assert KEY.encode() not in file.read_bytes(), file
     for done in outputs:
         assert KEY not in done.stdout + done.stderr
+
+
+# --- one run for a pack ----------------------------------------------------------------------------------------------
+
+
+def the_pack(child) -> wandb_file.WandbFile:
+    (file,) = (child.root / "wandb").glob("offline-run-*/*.wandb")
+    return wandb_file.read(file)
+
+
+def test_a_pack_can_be_one_run(child):
+    done = child.run(members=3, runs="pack")
+    run = the_pack(child)
+    assert f"W&B: offline; upload with: wandb sync {child.root}/wandb/offline-run-*" in done.stdout
+    assert [x for i in range(3) for x in (child.root / str(i)).glob("wandb*")] == []
+    assert len(run.id) == 8
+    assert run.config["seed"] == [0, 1, 2]  # in which they differ
+    assert run.config["algo"] == {"hp": {"lr": 1e-3}}
+    assert steps(run.rows) == [100, 200, 300, 400]
+    row = {name: value for name, value in run.rows[1].items() if not name.startswith("_")}
+    assert row == pytest.approx(
+        {
+            "env_steps": 200,
+            "wall_s": 2.0,
+            "pack/members": 3,
+            "loss/policy": 1.2,
+            "loss/policy/std": (2 / 3) ** 0.5,
+            "eval/return_mean": 210.0,
+            "eval/return_mean/std": 10 * (2 / 3) ** 0.5,
+            "eval/return_mean/best": 220.0,
+            "time/chunk_s": 2.0,
+        }
+    )
+    assert run.summary["status"] == "finished"
+    assert run.summary["objective"] == 8.5
+    assert run.summary["objective/best"] == 9.5
+    assert run.exit_code == 0
+    lines = (child.root / "1" / "metrics.jsonl").read_text().splitlines()  # each member keeps its own
+    assert [json.loads(line)["eval/return_mean"] for line in lines] == [110.0, 210.0, 310.0, 410.0]
+
+
+def test_a_pack_of_one_is_a_run_as_ever(child):
+    child.run(runs="pack")
+    (run,) = segments(child)
+    assert run.id == "member00"
+    assert run.rows[0]["eval/return_mean"] == 100.0
+    assert "eval/return_mean/std" not in run.rows[0]
+
+
+def test_a_pack_goes_on_without_a_member_that_failed(child):
+    child.run(members=3, runs="pack", failed=2)
+    run = the_pack(child)
+    assert steps(run.rows) == [100, 200, 300, 400]
+    assert [row["eval/return_mean"] for row in run.rows] == [105.0, 205.0, 305.0, 405.0]
+    assert [row["pack/members"] for row in run.rows] == [2] * 4
+    assert (run.summary["status"], run.summary["pack/failed"]) == ("finished", 1)
+    assert (run.summary["objective"], run.summary["objective/best"]) == (8.0, 8.5)
+    assert run.exit_code == 0
+
+
+def test_a_pack_fails_if_all_do(child):
+    child.run(members=2, runs="pack", status="failed")
+    run = the_pack(child)
+    assert (run.summary["status"], run.exit_code) == ("failed", 1)
+    assert "objective" not in run.summary
+
+
+def test_a_killed_pack_is_whole_after_resume(child):
+    child.run(members=2, runs="pack", kill=True)
+    child.run(members=2, runs="pack", start=200, end=600)
+    run = the_pack(child)  # one segment, the old one is set aside
+    assert steps(run.rows) == [100, 200, 300, 400, 500, 600]
+    assert [row["eval/return_mean"] for row in run.rows] == [105.0, 205.0, 305.0, 405.0, 505.0, 605.0]
+    assert run.rows[0]["loss/policy/std"] == 0.5
+    assert len(list((child.root / "wandb").glob("replaced-offline-run-*"))) == 1
+
+
+def test_an_online_pack_holds_each_row_once_after_resumes(child, server):
+    child.run(members=2, runs="pack")
+    ((run_id, run),) = server.runs.items()
+    assert run.config["seed"]["value"] == [0, 1]
+    assert steps(run.history) == [100, 200, 300, 400]
+    child.run(members=2, runs="pack", start=200, end=600)
+    assert list(server.runs) == [run_id]
+    assert steps(run.history) == [100, 200, 300, 400, 500, 600]
+    del run.lines[4:]  # killed before 500 and 600 reached the server
+    run.summary["_step"] = 400
+    child.run(members=2, runs="pack", start=600, end=700)
+    assert steps(run.history) == [100, 200, 300, 400, 500, 600, 700]
+    assert run.history[4]["eval/return_mean/best"] == 510.0
 
 
 # --- trouble: one warning, and the run goes on -----------------------------------------------------------------------

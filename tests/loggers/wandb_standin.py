@@ -83,7 +83,7 @@ def serve() -> Iterator[Server]:
             with lock:
                 if self.path == "/graphql":
                     request = json.loads(data)
-                    reply = _graphql(runs, request["query"], request["variables"], server_url)
+                    reply = _graphql(runs, request["query"], request.get("variables"), server_url)
                     return self.answer({"data": reply})
                 if self.path.endswith("/file_stream"):
                     _stream(runs[self.path.split("/")[-2]], json.loads(data))
@@ -108,7 +108,7 @@ def serve() -> Iterator[Server]:
         thread.join()
 
 
-def _graphql(runs: dict[str, Run], query: str, variables: dict[str, Any], url: str) -> dict[str, Any]:
+def _graphql(runs: dict[str, Run], query: str, variables: Any, url: str) -> dict[str, Any]:
     if "upsertBucket" in query:
         run = runs.setdefault(variables["name"], Run())
         run.started = True

@@ -128,6 +128,7 @@ def test_what_is_left_behind(one_device: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_four_devices_have_collectives(four_devices: Profiled) -> None:
     collectives = four_devices.report["trace"]["collectives"]
     assert four_devices.report["devices"]["num"] == 4
@@ -135,6 +136,7 @@ def test_four_devices_have_collectives(four_devices: Profiled) -> None:
     assert collectives["count"] == int(collectives["count"])  # as many on each device, in each update
 
 
+@pytest.mark.slow
 def test_the_table(four_devices: Profiled) -> None:
     for words in (
         "compilation",
@@ -151,12 +153,14 @@ def test_the_table(four_devices: Profiled) -> None:
     assert "\x1b" not in four_devices.text
 
 
+@pytest.mark.slow
 def test_the_program_is_compiled_without_the_cache(four_devices: Profiled) -> None:
     names = [path.name for path in (four_devices.dir.parent / "cache").iterdir()]
     assert any("collect_all" in name for name in names)  # the cache works
     assert not any("chunk_all" in name for name in names)
 
 
+@pytest.mark.slow
 def test_goes_on_from_a_checkpoint(trained: Path, four_devices: Profiled) -> None:
     assert json.loads((four_devices.dir / "summary.json").read_text())["resumed_from"] == 64
     experiment = build(*SMALL, "shards=4", "total_env_steps=64")

@@ -1,6 +1,7 @@
 """What `resume` and `checkpoint.restore` do, in this process."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from support import build, rows, train, without_clock
 
 from rlexp import program, rundir
+from rlexp.__main__ import check
+from rlexp.compose import search_path
 from rlexp.config import ConfigError
 from rlexp.experiment import resume_fingerprint
 from rlexp.session import check_same
@@ -62,10 +65,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capfd):
     damaged = max(
         (p for p in (checkpoints / str(newest) / "run").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
     )
-    damaged.write_bytes(damaged.read_bytes()[:-10])
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the right size
     (summary,) = train(tmp_path / "a", *TINY, "total_env_steps=960", resume=Resume(tmp_path / "a/0", "all"))
-    assert "damaged" in capfd.readouterr().err
-    assert summary["resumed_from"] < 960 and summary["status"] == "finished"
+    assert f"a damaged checkpoint is passed over for {newest - 5}" in " ".join(capfd.readouterr().err.split())
+    assert summary["resumed_from"] == 960 - 5 * 64 and summary["status"] == "finished"
 
 
 @pytest.mark.parametrize("what", ["learner", "params"])
@@ -98,7 +102,9 @@ def test_another_setting_is_refused_by_name(tmp_path):
         ("precision=bf16", "precision.compute"),
         ("algo=pqn", "algo"),
     ]:
-        with pytest.raises(ConfigError, match=rf"^{path}.*checkpoint.restore=learner.*all\|learner\|params"):
+        with pytest.raises(
+            ConfigError, match=rf"^{re.escape(path)}: .*checkpoint.restore=learner.*all\|learner\|params"
+        ):
             check_same(saved, resume_fingerprint(build(*TINY, change) if change != "algo=pqn" else build("algo=pqn")))
 
 
@@ -118,3 +124,24 @@ def test_one_process_in_a_directory(tmp_path):
     with rundir.lock(tmp_path), pytest.raises(ConfigError, match="another process"):
         rundir.lock(tmp_path)
     rundir.lock(tmp_path).close()
+
+
+def test_auto_goes_on_with_training_only(tmp_path):
+    (tmp_path / "environment.json").write_text('{"run_id": "c0ffee00"}')
+    (tmp_path / "config.yaml").write_text("run: eval\n")
+    with pytest.raises(ConfigError, match="holds a run=eval; resume=auto goes on with training only"):
+        check(["resume=auto", f"hydra.run.dir={tmp_path}"])
+
+
+def test_a_resume_that_stands_in_a_file_is_not_passed_over(tmp_path):
+    """The settings of the run could not come with it."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/again.yaml").write_text("# @package _global_\nresume: somewhere\n")
+    with pytest.raises(ConfigError, match="resume: 'somewhere' stands in a YAML file"):
+        check([*search_path(str(tmp_path)), "experiment=again"])
+
+
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_a_resume_is_heard_however_it_is_set(sign, tmp_path):
+    with pytest.raises(ConfigError, match="'nowhere' is neither a run directory nor"):
+        check([f"{sign}resume=nowhere", f"output_root={tmp_path}"])

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import build, rows, train
+from support import build, rows, saved, train
 
 from rlexp import program, trainer
-from rlexp.algos import ppo
+from rlexp.algos import common
 from rlexp.stop import Stop
 from rlexp.trainer import Diverged, layout_of
 
@@ -32,6 +32,20 @@ def test_a_run_leaves_what_it_should(tmp_path):
     assert set(lines[0]) == expected
     assert (run_dir / "curve.png").stat().st_size > 1000
     assert list((run_dir / "checkpoints").glob("16/run"))
+
+
+def test_each_member_of_a_pack_leaves_its_own(tmp_path):
+    """Lines and summary of a member are those of a run alone."""
+    summaries = train(tmp_path / "pack", *TINY, "total_env_steps=640", seeds=(3, 4))
+    (alone,) = train(tmp_path / "alone", *TINY, "total_env_steps=640", seeds=(4,))
+    (third,), (fourth,), (single,) = (rows(tmp_path / name) for name in ("pack/3", "pack/4", "alone/4"))
+    for seed, summary, line in zip((3, 4), summaries, (third, fourth), strict=True):
+        assert summary == json.loads((tmp_path / f"pack/{seed}/summary.json").read_text())
+        assert summary["objective"] == line["eval/return_mean"]
+    assert summaries[1]["objective"] == alone["objective"]
+    assert fourth["train/return_mean"] == pytest.approx(single["train/return_mean"])
+    assert fourth["loss/value"] == pytest.approx(single["loss/value"], rel=1e-3)
+    assert third["loss/value"] != pytest.approx(fourth["loss/value"], rel=1e-3)
 
 
 def test_a_line_a_chunk_and_evaluation_when_it_is_due(tmp_path):
@@ -120,25 +134,45 @@ def test_compiled_once_resume_included(tmp_path, caplog):
 
 
 def test_nan_stops_names_the_metric_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    real = ppo.clipped_surrogate
+    """The learning rate turns NaN in the second chunk: its line is written with nulls, its Run is not saved."""
+    real = common.progress
 
-    def poisoned(log_prob, *, log_prob_old, advantage, clip_eps):
-        return real(log_prob, log_prob_old=log_prob_old, advantage=advantage, clip_eps=clip_eps)
+    def poisoned(hp, step, **kwargs):
+        return jnp.where(step < 15, real(hp, step, **kwargs), jnp.nan)
 
-    monkeypatch.setattr(ppo, "clipped_surrogate", poisoned)
-    overrides = (
-        *TINY,
-        "total_env_steps=6400",
-        "checkpoint.every_updates=10",
-        "eval.every_env_steps=640",
-        "algo.anneal_lr=false",
-    )
-    huge = "algo.hp.lr=1e30"
-    with pytest.raises(Diverged, match=r"loss/\w+ is not finite at [\d,]+ environment steps"):
-        train(tmp_path, *overrides, huge)
+    monkeypatch.setattr(common, "progress", poisoned)
+    overrides = ("total_env_steps=6400", "checkpoint.every_updates=10", "eval.every_env_steps=640")
+    with pytest.raises(Diverged, match=r"loss/\w+ is not finite at 1,280 environment steps"):
+        train(tmp_path, *TINY, *overrides)
     summary = json.loads((tmp_path / "0/summary.json").read_text())
     assert summary["status"] == "failed" and "not finite" in summary["error"]
-    assert summary["env_steps"] == rows(tmp_path / "0")[-1]["env_steps"]
+    good, bad = rows(tmp_path / "0")
+    assert (good["env_steps"], bad["env_steps"], summary["env_steps"]) == (640, 1280, 1280)
+    assert good["loss/lr"] > 0 and bad["loss/lr"] is None
+    assert checkpoints(tmp_path / "0") == [10]
+
+
+def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
+    """The second of two, in the fourth chunk. The other goes on; of the second nothing is written any more."""
+    values, chunks = trainer._values, []
+
+    def fourth_is_not_finite(chunk):
+        found = values(chunk)
+        chunks.append(chunk)
+        if len(chunks) >= 4:
+            found["loss/value"] = np.array([1.0, np.inf])
+        return found
+
+    monkeypatch.setattr(trainer, "_values", fourth_is_not_finite)
+    every = ("checkpoint.every_updates=1", "total_env_steps=640", "checkpoint=default")
+    first, second = train(tmp_path, *TINY, *every, seeds=(0, 1))
+    assert (first["status"], second["status"]) == ("finished", "failed")
+    assert second["error"] == "Diverged: loss/value is not finite at 256 environment steps"
+    assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [10, 4]
+    assert saved(tmp_path / "0")[0] == 10
+    update, leaves = saved(tmp_path / "1")
+    assert update == 3 and {x.shape[0] for x in leaves.values()} == {1}
+    assert not (tmp_path / "1/checkpoints/pack.json").exists()
 
 
 def test_only_sound_chunks_are_checkpointed(tmp_path, monkeypatch):
@@ -146,8 +180,12 @@ def test_only_sound_chunks_are_checkpointed(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "_values", _bad_after(20, trainer._values))
     with pytest.raises(Diverged, match="loss/value"):
         train(tmp_path, *TINY, "total_env_steps=6400", "checkpoint.every_updates=10", "eval.every_env_steps=null")
-    kept = sorted(int(p.name) for p in (tmp_path / "0/checkpoints").iterdir() if p.name.isdecimal())
-    assert kept == [10, 20]
+    assert checkpoints(tmp_path / "0") == [10, 20]
+
+
+def checkpoints(run_dir):
+    """The updates that are saved."""
+    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdecimal())
 
 
 def _bad_after(update, real):
@@ -185,7 +223,8 @@ def test_evaluation_plays_exactly_one_episode_each():
     length, total = np.asarray(episodes.length), np.asarray(episodes.episode_return)
     assert length.shape == (1, 64)
     np.testing.assert_array_equal(length, total)  # CartPole gives 1 a step
-    assert length.min() >= 8 and length.max() <= 500 and length.std() > 1  # a fresh policy falls soon, but not at once
+    assert length.min() >= 8 and length.std() > 1  # a fresh policy does not fall at once ...
+    assert length.max() < 200  # ... but soon: several episodes would go on to the 500 steps that end them all
 
 
 def test_greedy_and_sampled_differ():
@@ -220,4 +259,14 @@ def test_out_of_memory_names_the_remedies():
     text = remedy(RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes"))
     for word in ("algo.num_envs", "algo.num_minibatches", "network.remat", "algo.gradient_accumulation"):
         assert word in text
-    assert jnp is not None
+
+
+def test_with_several_processes_an_error_of_the_runtime_says_that_one_died(monkeypatch):
+    from rlexp.session import remedy
+
+    error = jax.errors.JaxRuntimeError("UNAVAILABLE: task 1 heartbeat timeout\nmore")
+    assert remedy(error) == "UNAVAILABLE: task 1 heartbeat timeout"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    text = remedy(error)
+    assert "another process of this run died" in text and "resume=" in text and "heartbeat timeout)" in text
+    assert "died" not in remedy(OSError(28, "No space left on device"))

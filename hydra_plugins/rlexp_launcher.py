@@ -1,0 +1,58 @@
+"""Hydra 1.3 finds plugins only in this namespace, and imports this file at each start: all else is in `launchers`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
+
+
+@dataclass
+class RlexpLauncherConf:
+    """`hydra/launcher=rlexp`. What users set is in the group `launcher`."""
+
+    _target_: str = "hydra_plugins.rlexp_launcher.RlexpLauncher"
+    pack: str | None = None  # off: one job after the other, as Hydra's own launcher; null: what launcher.pack says
+
+
+class RlexpLauncher(Launcher):
+    """Packs the jobs of a sweep, and runs the packs."""
+
+    def __init__(self, pack: str | None = None) -> None:
+        self.pack = pack
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        """Called once by the sweeper."""
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
+        """Runs a batch of jobs, and gives Hydra's JobReturn of each."""
+        from launchers.hydra_jobs import launch
+
+        return launch(self, job_overrides, initial_job_idx)
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="rlexp", node=RlexpLauncherConf, provider="rlexp")
+
+
+@dataclass
+class RlexpSweeperConf(BasicSweeperConf):
+    """`hydra/sweeper=rlexp`."""
+
+    _target_: str = "hydra_plugins.rlexp_launcher.RlexpSweeper"
+
+
+class RlexpSweeper(BasicSweeper):
+    """Runs what the group `sweeper` chooses: the grid, or trials of a search space."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Called once by Hydra; gives the JobReturns, batch by batch."""
+        from launchers.hydra_sweep import sweep
+
+        launcher = self.launcher
+        return sweep(self, arguments, has_manifest=isinstance(launcher, RlexpLauncher) and launcher.pack != "off")
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="rlexp", node=RlexpSweeperConf, provider="rlexp")

@@ -1,0 +1,132 @@
+"""A batch of jobs as a sweeper hands it over: compose, check, pack, run, and give Hydra what it expects of each."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
+from omegaconf import DictConfig, open_dict
+
+from rlexp import compose
+from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.sweep.manifest import OVER, Entry, JobFailed, Manifest
+from rlexp.sweep.packing import Job, packs, without_launcher
+
+
+def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+    """One JobReturn for each job, in order. A job that fails does not keep the others from running.
+
+    Raises:
+      ConfigError: something is wrong with a job; none has been started.
+    """
+    setup_globals()
+    config = launcher.config
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("WANDB_RUN_GROUP", sweep_dir.name)  # which logger.wandb.group reads
+    composed = [_compose(launcher, overrides, first + i) for i, overrides in enumerate(job_overrides)]
+    if launcher.pack == "off" or "launcher" not in config:  # as Hydra's own launcher, and for any application
+        return [_run_job(launcher, one, launcher.task_function) for one in composed]
+    jobs = [_job(one, overrides) for one, overrides in zip(composed, job_overrides, strict=True)]
+    settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
+    elsewhere = module.elsewhere(settings)
+    groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack)
+    _check(groups, elsewhere=elsewhere)
+    manifest = Manifest(sweep_dir)
+    manifest.own()
+    manifest.remember("command", sys.argv[1:])
+    manifest.remember("cwd", os.getcwd())
+    manifest.remember("launcher", jobs[0].modules["launcher"])
+    places = {job.number: os.path.relpath(job.dir, sweep_dir) for job in jobs}
+    known = {job.number: manifest.add(job.number, job.overrides, places[job.number]) for job in jobs}
+    over = {number for number, entry in known.items() if entry.status in OVER}  # what is over is not done again
+    # Packs that train are the launcher's. Plans are made here, since one table compares them.
+    given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
+    module.make(settings)(given, over, sweep_dir, manifest)
+    over |= {job.number for group in given for job in group}
+    done: dict[int, JobReturn] = {}
+    for job, one in zip(jobs, composed, strict=True):
+        if job.number not in over:
+            manifest.change([job.number], again=True, status="running")
+            done[job.number] = returned = _run_job(launcher, one, _alone(job, launcher.task_function))
+            manifest.change([job.number], **_ended(returned))
+    entries = {entry.number: entry for entry in manifest.jobs()}
+    for job, one in zip(jobs, composed, strict=True):
+        if job.number not in done:
+            done[job.number] = _run_job(launcher, one, _as_it_ended(entries[job.number]))
+    return [done[job.number] for job in jobs]
+
+
+def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
+    """Builds one job of each pack, which differ in numbers only. Raises ConfigError."""
+    from rlexp import session
+
+    for lead, *_ in groups:
+        session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere)
+
+
+def _compose(launcher: Any, overrides: Sequence[str], number: int) -> DictConfig:
+    loader = launcher.hydra_context.config_loader
+    composed = compose.told_in_one_line(lambda o: loader.load_sweep_config(launcher.config, o), overrides)
+    with open_dict(composed):
+        composed.hydra.job.id = str(number)
+        composed.hydra.job.num = number
+    return composed
+
+
+def _job(composed: DictConfig, overrides: Sequence[str]) -> Job:
+    node = compose.without_hydra(composed)
+    config, modules = parse(node, Config)
+    if config.resume is not None:
+        raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
+    run_dir = Path(str(composed.hydra.sweep.dir)) / str(composed.hydra.sweep.subdir)
+    return Job(composed.hydra.job.num, without_launcher(overrides), node, config, modules, run_dir.absolute())
+
+
+def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], Any]) -> JobReturn:
+    """Hydra's own: writes .hydra/, calls the callbacks, and catches what the task raises."""
+    returned = run_job(
+        hydra_context=launcher.hydra_context,
+        task_function=task,
+        config=composed,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+    configure_log(launcher.config.hydra.hydra_logging, launcher.config.hydra.verbose)
+    return returned
+
+
+def _alone(job: Job, task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    def told(config: DictConfig) -> Any:
+        from rlexp.session import EXPECTED, remedy
+
+        try:
+            return task(config)
+        except (ConfigError, *EXPECTED) as error:
+            raise JobFailed(f"job {job.number} ({' '.join(job.overrides)}): {remedy(error)}") from error
+
+    return told
+
+
+def _as_it_ended(entry: Entry) -> Callable[[DictConfig], Any]:
+    def task(config: DictConfig) -> float | None:
+        del config
+        if entry.status == "failed":
+            raise JobFailed(f"job {entry.number} ({' '.join(entry.overrides)}): {entry.error}")
+        return entry.objective
+
+    return task
+
+
+def _ended(returned: JobReturn) -> dict[str, Any]:
+    if returned.status == JobStatus.COMPLETED:
+        value = returned.return_value
+        return {"status": "finished", "objective": value if isinstance(value, float) else None}
+    try:
+        _ = returned.return_value
+    except Exception as error:
+        return {"status": "failed", "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return {"status": "failed", "error": "unknown"}

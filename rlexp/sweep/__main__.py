@@ -1,0 +1,126 @@
+"""`python -m rlexp.sweep VERB DIR`: looks at a sweep, goes on with it, or ends it.
+
+  status   its jobs    report   curves and tables as HTML and CSV    sync     upload W&B runs that were offline
+  resume   go on       retry    go on, and try what failed again     cancel   end it; what trains saves first
+
+Exit codes: resume and retry those of the sweep; the others 0; 2 bad input.
+"""
+
+import argparse
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rlexp.compose import override_key, quoted
+from rlexp.config import ConfigError, load_module
+from rlexp.sweep import worker
+from rlexp.sweep.manifest import NAME, Manifest
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlexp.sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=("status", "report", "resume", "retry", "sync", "cancel"))
+    parser.add_argument("directory", type=Path, help="a sweep's directory, such as multirun/<date>/<time>-<id>")
+    chosen = parser.parse_args(arguments)
+    directory = chosen.directory.absolute()
+    if not (directory / NAME).exists():
+        print(f"rlexp.sweep: {str(chosen.directory)!r} holds no sweep (it has no {NAME})", file=sys.stderr)
+        return 2
+    manifest = Manifest(directory)
+    worker.fold_all(directory, manifest)
+    try:
+        if chosen.what == "status":
+            _print(manifest)
+        elif chosen.what == "report":
+            return _report(directory)
+        elif chosen.what == "sync":
+            return _sync(manifest, directory)
+        elif chosen.what == "cancel":
+            _cancel(manifest, directory)
+        else:
+            if chosen.what == "retry":
+                failed = [job.number for job in manifest.jobs() if job.status == "failed"]
+                manifest.change(failed, status="pending", error=None)
+            _go_on(manifest, directory)
+    except ConfigError as error:
+        print(f"rlexp.sweep: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _go_on(manifest: Manifest, directory: Path) -> None:
+    """The same command line, in the same place. Does not return where it can be run."""
+    command = manifest.recall("command")
+    many = {"-m", "--multirun"} & set(command)
+    where = "hydra.sweep.dir" if many else "hydra.run.dir"  # else one job that was submitted
+    again = [x for x in command if override_key(x) not in (where, "resume", "launcher.detach")]
+    again += [quoted(where, str(directory)), *([] if many else ["resume=auto"])]
+    os.chdir(manifest.recall("cwd"))
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "rlexp", *again])
+
+
+def _cancel(manifest: Manifest, directory: Path) -> None:
+    """Raises ConfigError where it cannot be done from here."""
+    if owner := manifest.owner():
+        if owner["host"] != platform.node():
+            raise ConfigError(
+                f"cancel: the sweep is run by process {owner['pid']} on {owner['host']!r}; cancel it there"
+            )
+        os.kill(owner["pid"], signal.SIGTERM)
+        while manifest.owner():
+            time.sleep(0.2)
+    load_module(manifest.recall("launcher"), "launcher").cancel(manifest)
+    worker.fold_all(directory, manifest)
+    left = [job.number for job in manifest.jobs() if job.status in ("pending", "running")]
+    manifest.change(left, status="stopped")
+    _print(manifest)
+
+
+def _sync(manifest: Manifest, directory: Path) -> int:
+    """W&B's own upload of the runs that were offline, or were cut off. Gives its exit code."""
+    runs = [run for job in manifest.jobs() for run in sorted((directory / job.dir / "wandb").glob("offline-run-*"))]
+    if not runs:
+        print("no W&B run of this sweep was offline")
+        return 0
+    return subprocess.run([sys.executable, "-m", "wandb", "sync", *map(str, runs)], check=False).returncode
+
+
+def _report(directory: Path) -> int:
+    from rlexp.sweep import report  # Plotly and SciPy are imported only now
+
+    try:
+        written = report.write(directory)
+    except OSError as error:
+        print(f"rlexp.sweep: cannot write the report: {error}", file=sys.stderr)
+        return 2
+    print(*written.best, sep="\n")
+    print(f"{written.page}, tables in {written.tables[0].parent}/")
+    return 0
+
+
+def _print(manifest: Manifest) -> None:
+    jobs = manifest.jobs()
+    table = Table("job", "status", "attempts", "objective", "overrides", "error", box=None)
+    for job in jobs:
+        objective = "" if job.objective is None else f"{job.objective:.4g}"
+        cells = (str(job.number), job.status, str(job.attempt), objective, " ".join(job.overrides), job.error or "")
+        table.add_row(*cells)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    counts = Counter(job.status for job in jobs)
+    print(", ".join(f"{n} {status}" for status, n in counts.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The plots of a sweep's report. All text that a user wrote is escaped: Plotly reads a part of HTML in it."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from rlexp.sweep.results import Configuration, Curve, label, short_names
+from rlexp.sweep.statistics import numeric, spans_decades
+
+MAX_CURVES = 20  # more are a tangle; all are in the tables
+SHOWN_AT_FIRST = 6
+_INK, _MUTED, _GRID = "#1f2430", "#667085", "#e9ebef"
+_COLORS = ("#1f5fbf", "#e08a3c", "#2b9a77", "#b8467c", "#7b61c9", "#4aa3c7", "#8a6d3b", "#7c8594")
+_DASHES = ("solid", "dash", "dot")
+_WORSE_TO_BETTER = [[0, "#c3cfe2"], [0.35, "#8fb0e0"], [0.7, "#3f78cc"], [1, "#12336e"]]
+_FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"  # as in report.css
+_MAX_TICKS = 12
+
+
+def curves(configurations: Sequence[Configuration], swept: Sequence[str]) -> go.Figure | None:
+    """Interquartile mean and interval of the best; None where nothing was evaluated yet."""
+    drawn = [c for c in configurations if c.curve is not None][:MAX_CURVES]
+    if not drawn:
+        return None
+    bands, lines = [], []
+    for i, c in enumerate(drawn):
+        assert c.curve is not None
+        color, dash = _COLORS[i % len(_COLORS)], _DASHES[i // len(_COLORS)]
+        same = {"visible": True if i < SHOWN_AT_FIRST else "legendonly", "legendgroup": str(i), "legendrank": i}
+        bands.append(_band(c.curve, color, same))
+        lines.append(_line(c.curve, _short(f"{c.rank}. {label(c, swept)}"), color, dash, same))
+    # What comes later is drawn over what was there: the best over the others, lines over bands.
+    figure = go.Figure([*bands[::-1], *lines[::-1]])
+    _lay_out(figure, height=440, hovermode="x unified" if len(drawn) <= SHOWN_AT_FIRST else "closest")
+    figure.update_xaxes(title_text="environment steps", tickformat="~s")
+    figure.update_yaxes(title_text="evaluation return")
+    # Beside the plot there is room for many, and for their names.
+    figure.update_layout(legend={"y": 1, "yanchor": "top", "x": 1.01, "tracegroupgap": 2})
+    return figure
+
+
+def parallel(configurations: Sequence[Configuration], swept: Sequence[str]) -> go.Figure | None:
+    """A line for each run through its values to its objective; None where there is nothing to compare."""
+    there = [c for c in configurations if c.objectives]
+    if len(there) < 2:
+        return None
+    runs = sorted(((x, c.settings) for c in there for x in c.objectives), key=lambda run: run[0])
+    objectives = [x for x, _ in runs]  # the best last: they are drawn over the others
+    names = short_names(swept)
+    dimensions = [_dimension(names[key], [settings.get(key) for _, settings in runs]) for key in swept]
+    figure = go.Figure(
+        go.Parcoords(
+            dimensions=[*dimensions, {"label": "return", "values": objectives, "range": _padded(objectives)}],
+            line={"color": objectives, "colorscale": _WORSE_TO_BETTER, "showscale": False},
+            labelfont={"size": 13, "color": _INK},
+            tickfont={"size": 11, "color": _INK},
+            rangefont={"size": 1, "color": "rgba(0,0,0,0)"},  # it would repeat the ends of the axes
+        )
+    )
+    _lay_out(figure, height=400)
+    figure.update_layout(margin={"l": 80, "r": 80, "t": 56, "b": 28})
+    return figure
+
+
+def importance(shares: Mapping[str, float]) -> go.Figure | None:
+    """A bar for each parameter, the most important at the top."""
+    if not shares:
+        return None
+    names = [html.escape(key) for key in shares][::-1]
+    values = list(shares.values())[::-1]
+    text = [f"{value:.0%}" for value in values]
+    bars = go.Bar(x=values, y=names, orientation="h", text=text, textposition="outside", cliponaxis=False)
+    figure = go.Figure(bars.update(marker_color=_COLORS[0], hovertemplate="%{y}: %{x:.1%}<extra></extra>"))
+    _lay_out(figure, height=70 + 34 * len(names))
+    figure.update_layout(bargap=0.45, margin={"r": 60, "t": 8, "b": 40})
+    figure.update_xaxes(tickformat=".0%", range=[0, 1.0], title_text="share of the importance")
+    figure.update_yaxes(showgrid=False, type="category", tickfont={"color": _INK}, ticksuffix="  ")
+    return figure
+
+
+def _band(curve: Curve, color: str, same: Mapping[str, object]) -> go.Scatter:
+    known = np.isfinite(curve.estimate.low)
+    x, low, high = curve.env_steps[known], curve.estimate.low[known], curve.estimate.high[known]
+    return go.Scatter(
+        x=[*x.tolist(), *x[::-1].tolist()],
+        y=[*high.tolist(), *low[::-1].tolist()],
+        fill="toself",
+        fillcolor=_transparent(color),
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        **same,
+    )
+
+
+def _line(curve: Curve, name: str, color: str, dash: str, same: Mapping[str, object]) -> go.Scatter:
+    x, found = curve.env_steps.tolist(), curve.estimate
+    told = [
+        f"{n} {'run' if n == 1 else 'runs'}" + (f", {low:.4g} to {high:.4g}" if math.isfinite(low) else "")
+        for n, low, high in zip(curve.num_runs.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
+    ]
+    return go.Scatter(
+        x=x,
+        y=found.iqm.tolist(),
+        name=name,
+        mode="lines+markers" if len(x) <= 40 else "lines",  # more would hide the line
+        line={"color": color, "width": 2.2, "dash": dash},
+        marker={"size": 5},
+        customdata=told,
+        hovertemplate="%{y:.4g} (%{customdata})",
+        **same,
+    )
+
+
+def _dimension(name: str, values: Sequence[str | None]) -> dict[str, object]:
+    """One axis: numbers along it, on a logarithmic scale if they span decades; anything else as names, evenly spaced."""
+    texts = ["–" if value is None else value for value in values]
+    found = numeric(texts)
+    if found is None:
+        names = sorted(set(texts))
+        every = math.ceil(len(names) / (2 * _MAX_TICKS))  # of many names a part can be read
+        at = {name: i for i, name in enumerate(names)}
+        ticks = {float(i): _cut(names[i]) for i in range(0, len(names), every)}
+        return _axis(name, [float(at[text]) for text in texts], ticks)
+    distinct = sorted(set(found))
+    log = spans_decades(distinct)
+    scaled = np.log10(found).tolist() if log else found
+    if len(distinct) > _MAX_TICKS:
+        if not log:
+            return _axis(name, scaled, None)
+        decades = range(math.floor(min(scaled)), math.ceil(max(scaled)) + 1)
+        round_numbers = [digit * 10.0**decade for decade in decades for digit in (1, 3)]
+        distinct = [x for x in round_numbers if distinct[0] <= x <= distinct[-1]]
+    return _axis(name, scaled, {math.log10(x) if log else x: f"{x:g}" for x in distinct})
+
+
+def _axis(name: str, values: list[float], ticks: Mapping[float, str] | None) -> dict[str, object]:
+    axis: dict[str, object] = {"label": html.escape(name), "values": values, "range": _padded(values)}
+    # Without ticks Plotly finds its own.
+    return axis if ticks is None else axis | {"tickvals": list(ticks), "ticktext": list(ticks.values())}
+
+
+def _padded(values: Sequence[float]) -> list[float]:
+    """A range with some room, or lines at its ends would lie in the frame."""
+    low, high = min(values), max(values)
+    room = 0.04 * (high - low) or 0.5
+    return [low - room, high + room]
+
+
+def _lay_out(figure: go.Figure, *, height: int, hovermode: str = "closest") -> None:
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 64, "r": 24, "t": 32, "b": 48},
+        font={"family": _FONT, "size": 13, "color": _INK},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        hovermode=hovermode,
+        hoverlabel={"bgcolor": "white", "bordercolor": _GRID, "font": {"size": 12}},
+    )
+    axis = {"gridcolor": _GRID, "zeroline": False, "tickfont": {"color": _MUTED}, "title": {"font": {"size": 13}}}
+    figure.update_xaxes(**axis, showline=True, linecolor="#c9ced6")
+    figure.update_yaxes(**axis, automargin=True)
+
+
+def _transparent(color: str) -> str:
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.14)"
+
+
+def _short(text: str) -> str:
+    return html.escape(_cut(text))
+
+
+def _cut(text: str) -> str:
+    """In the middle, where names differ least. Ticks of parallel coordinates are the only text that Plotly takes as it is."""
+    return text if len(text) <= 40 else f"{text[:19]}…{text[-20:]}"

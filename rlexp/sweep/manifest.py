@@ -1,0 +1,177 @@
+"""What a sweep knows of its jobs: `sweep.sqlite` in the sweep's directory, which outlives any process."""
+
+import fcntl
+import json
+import os
+import platform
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from rlexp.config import ConfigError
+from rlexp.sweep import journal
+from rlexp.sweep.journal import OVER as OVER
+
+NAME = "sweep.sqlite"
+
+_TABLES = """
+create table if not exists jobs (
+    number integer primary key,
+    overrides text not null,
+    dir text not null,
+    pack text not null,
+    status text not null,
+    attempt integer not null,
+    run_id text,
+    objective real,
+    error text,
+    changed real not null
+);
+create table if not exists sweep (name text primary key, value text not null);
+"""
+
+
+_owned: dict[Path, IO[str]] = {}  # the locks that this process holds
+
+
+class JobFailed(RuntimeError):
+    """A job of a sweep failed; the manifest says why."""
+
+
+class Entry(NamedTuple):
+    """One job."""
+
+    number: int
+    overrides: list[str]
+    dir: str  # its run directory, from the sweep's
+    pack: str  # name of the pack that it is or was in
+    status: str  # pending, running, stopped, finished, failed
+    attempt: int  # how often it was started
+    run_id: str | None  # in its directory and in W&B
+    objective: float | None
+    error: str | None
+
+
+class Manifest:
+    """The jobs of one sweep directory. Each change is one transaction, so a killed process leaves it whole."""
+
+    def __init__(self, directory: Path):
+        self.path = directory / NAME
+        self._connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+        self._connection.executescript(_TABLES)
+
+    def jobs(self) -> list[Entry]:
+        """All of them, by number."""
+        return self._read("order by number")
+
+    def add(self, number: int, overrides: Sequence[str], run_dir: str | None = None) -> Entry:
+        """A job, as it is known, or new and pending.
+
+        Raises:
+          ConfigError: the directory has another job of this number.
+        """
+        self._connection.execute(
+            "insert or ignore into jobs (number, overrides, dir, pack, status, attempt, changed) "
+            "values (?, ?, ?, '', 'pending', 0, ?)",
+            (number, json.dumps(list(overrides)), run_dir or str(number), time.time()),
+        )
+        (known,) = self._read("where number = ?", number)
+        if known.overrides != list(overrides):
+            raise ConfigError(
+                f"hydra.sweep.dir: {str(self.path.parent)!r} holds another sweep: its job {number} is "
+                f"{' '.join(known.overrides)!r}, not {' '.join(overrides)!r}"
+            )
+        return known
+
+    def put(self, number: int, overrides: Sequence[str], run_dir: str) -> None:
+        """A job that is to be run, whatever is known of it."""
+        self._connection.execute(
+            "insert into jobs (number, overrides, dir, pack, status, attempt, changed) values (?, ?, ?, '', 'pending', 0, ?) "
+            "on conflict (number) do update set overrides = excluded.overrides, status = 'pending', error = null",
+            (number, json.dumps(list(overrides)), run_dir, time.time()),
+        )
+
+    def _read(self, which: str, *values: object) -> list[Entry]:
+        rows = self._connection.execute(f"select {', '.join(Entry._fields)} from jobs {which}", values).fetchall()
+        return [Entry(*row)._replace(overrides=json.loads(row[1])) for row in rows]
+
+    def change(self, numbers: Sequence[int], *, again: bool = False, **values: object) -> None:
+        """Sets columns of some jobs, of all or none; `again` counts an attempt."""
+        self.settle(dict.fromkeys(numbers, values), again=again)
+
+    def settle(self, outcomes: Mapping[int, Mapping[str, object]], *, again: bool = False) -> None:
+        """{job: columns to set}, all in one transaction."""
+        self._connection.execute("begin immediate")
+        with self._connection:
+            self._set(outcomes, again)
+
+    def fold(self, path: Path) -> list[Entry]:
+        """Takes over what a journal says and is not known yet; gives the jobs that changed, as they are now."""
+        name, changed = f"journal {path.name}", set[int]()
+        self._connection.execute("begin immediate")
+        with self._connection:
+            offset = self.recall(name) or 0
+            for end, again, outcomes in journal.read(path, offset):
+                self._set(outcomes, again)
+                changed.update(outcomes)
+                offset = end
+            if changed:
+                self.remember(name, offset)
+        return [entry for entry in self.jobs() if entry.number in changed] if changed else []
+
+    def forget(self, path: Path) -> None:
+        """Removes a journal, once all of it is folded: the jobs in it are tried anew."""
+        self.fold(path)
+        path.unlink(missing_ok=True)
+        self.remember(f"journal {path.name}", 0)
+
+    def _set(self, outcomes: Mapping[int, Mapping[str, object]], again: bool) -> None:
+        for number, values in outcomes.items():
+            columns = ", ".join(f"{name} = ?" for name in (*values, "changed")) + ", attempt = attempt + 1" * again
+            self._connection.execute(
+                f"update jobs set {columns} where number = ?", (*values.values(), time.time(), number)
+            )
+
+    def own(self) -> None:
+        """This process runs the sweep from now on, until it ends.
+
+        Raises:
+          ConfigError: another process does.
+        """
+        if self.path in _owned:
+            return
+        file = open(self.path.with_suffix(".lock"), "a+")  # noqa: SIM115  held until the process ends
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"hydra.sweep.dir: another process runs the sweep in {str(self.path.parent)!r} ({self.recall('owner')})"
+            ) from error
+        _owned[self.path] = file
+        self.remember("owner", {"host": platform.node(), "pid": os.getpid()})
+
+    def owner(self) -> dict[str, Any] | None:
+        """{host, pid} of the process that runs the sweep; None where none does."""
+        with open(self.path.with_suffix(".lock"), "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return self.recall("owner")
+        return None
+
+    def remember(self, name: str, value: object) -> None:
+        """A fact of the sweep itself, such as its command line."""
+        self._connection.execute("insert or replace into sweep values (?, ?)", (name, json.dumps(value)))
+
+    def recall(self, name: str) -> Any:
+        """None where it is not known."""
+        row = self._connection.execute("select value from sweep where name = ?", (name,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def recall_all(self, prefix: str) -> dict[str, Any]:
+        """{the rest of the name: fact} of all whose names begin so."""
+        rows = self._connection.execute("select name, value from sweep where name like ?", (prefix + "%",)).fetchall()
+        return {name.removeprefix(prefix): json.loads(value) for name, value in rows}

@@ -1,0 +1,163 @@
+"""`sweeper=optuna`: trials chosen by Optuna from the results of those before them, a batch at a time.
+
+All that it knows is in `optuna.sqlite` in the sweep's directory, each change at once. A killed sweep asks nothing twice: trials
+that were asked and not told are run under the same numbers.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any, Literal
+
+from rlexp.config import ConfigError, Count, CountOrZero, Host, schema
+from rlexp.sweep import manifest
+from rlexp.sweep.space import Choices, Interval, Space, read
+from rlexp.sweep.sweepers import Batches, Refused, Sweep, Sweeper, Trial
+
+NAME = "optuna.sqlite"
+STUDY = "rlexp"
+_JOBS_AT_ONCE = 16  # where neither sweeper.batch nor launcher.max_pack says it
+_BATCHES = "batches"  # attribute of the study: how many trials there are after each batch
+_SPACE = "space"
+_REFUSED = "refused"  # attribute of a trial that was drawn anew: why
+
+
+@schema
+class Config:
+    """Search by Optuna."""
+
+    module: Host[str]
+    sampler: Host[Literal["tpe", "cmaes"]]
+    """tpe: tree-structured Parzen estimator, for all spaces; cmaes: CMA-ES, for numbers only."""
+    num_trials: Host[Count]
+    """Trials in all. With a larger number the same line goes on."""
+    batch: Host[Count | None]
+    """Trials asked for at once, which train together; null: as many as make launcher.max_pack jobs, or 16."""
+    seed: Host[CountOrZero]
+    """Of the sampler."""
+    space: Host[dict[str, Any]]
+    """What is searched: {key: {low, high, log, step} or {choices}}."""
+
+
+def make(config: Config, sweep: Sweep) -> Sweeper:
+    """Trials that maximise the objective.
+
+    Raises:
+      ConfigError: a wrong space, Optuna is not installed, or the sampler cannot search this space.
+    """
+    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
+    if sweep.config.run != "train":
+        raise ConfigError(f"run: {sweep.config.run} has no objective, which sweeper=optuna needs; allowed: train")
+    chosen = [key for key, parameter in space.items() if isinstance(parameter, Choices)]
+    if config.sampler == "cmaes" and chosen:
+        raise ConfigError(
+            f"sweeper.sampler: cmaes takes numbers only, and {chosen[0]} has choices; take sweeper.sampler=tpe, or put "
+            f"{chosen[0]} on the command line, where each trial runs with all its values"
+        )
+    for package in ["optuna", "cmaes"] if config.sampler == "cmaes" else ["optuna"]:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"sweeper.module: sweeper=optuna needs {error.name}, which is not installed; pip install 'rlexp[optuna]'"
+            ) from error
+    jobs = sweep.config.launcher.max_pack or _JOBS_AT_ONCE
+    batch = config.batch or max(1, jobs // sweep.jobs_per_trial)
+    return Sweeper(space, _batches(config, space, batch, sweep.directory))
+
+
+def _batches(config: Config, space: Space, batch: int, directory: Path) -> Batches:
+    from optuna.trial import Trial as Asked
+    from optuna.trial import TrialState
+
+    study = _study(directory, space)
+    ends = list(study.user_attrs.get(_BATCHES, []))
+    distributions = {key: _distribution(parameter) for key, parameter in space.items()}
+    first = 0
+    while first < max(config.num_trials, *ends, 0):
+        asked = [t for t in study.get_trials(deepcopy=False) if _REFUSED not in t.user_attrs]
+        end = next((end for end in ends if end > first), None)
+        if end is None:  # a new batch
+            end = min(first + batch, config.num_trials)
+            for _ in range(end - len(asked)):
+                number = len(study.get_trials(deepcopy=False))
+                study.sampler = _sampler(config, batch, number)
+                study.ask(distributions)
+            asked = [t for t in study.get_trials(deepcopy=False) if _REFUSED not in t.user_attrs]
+            ends.append(end)
+            study.set_user_attr(_BATCHES, ends)
+        trials = asked[first:end]
+        results = yield [_overrides(space, trial.params) for trial in trials]
+        for trial, result in zip(trials, results, strict=True):
+            if isinstance(result, Refused):
+                if trial.state != TrialState.RUNNING:
+                    raise ConfigError(f"{' '.join(_overrides(space, trial.params))}: {result.why}")  # it was valid once
+                Asked(study, trial._trial_id).set_user_attr(_REFUSED, result.why)
+                study.tell(
+                    trial.number, state=TrialState.PRUNED
+                )  # bad in TPE's eyes, so that it is not asked for again
+        if any(isinstance(result, Refused) for result in results):
+            ends.remove(end)
+            study.set_user_attr(_BATCHES, ends)
+            continue
+        for trial, result in zip(trials, results, strict=True):
+            if trial.state != TrialState.RUNNING:
+                continue  # told before this process was started
+            if isinstance(result, float):
+                study.tell(trial.number, result)
+            else:  # TPE takes it as worse than all that have a number, CMA-ES passes over it
+                study.tell(trial.number, state=TrialState.PRUNED)
+        first = end
+    print(f"all trials are in {directory / NAME}, which optuna-dashboard shows", flush=True)
+
+
+def _study(directory: Path, space: Space) -> Any:
+    """The study of this directory, new or gone on with. Raises ConfigError where that has another space."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if not (directory / manifest.NAME).exists():  # no job has been started: nobody waits for what was asked
+        (directory / NAME).unlink(missing_ok=True)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{directory / NAME}")
+    study = optuna.create_study(storage=storage, study_name=STUDY, direction="maximize", load_if_exists=True)
+    now = {key: list(parameter) for key, parameter in space.items()}
+    known = study.user_attrs.get(_SPACE)
+    if known is None:
+        study.set_user_attr(_SPACE, now)
+    elif known != now:
+        key = min(key for key in known.keys() | now.keys() if known.get(key) != now.get(key))
+        raise ConfigError(
+            f"sweeper.space.{key}: the sweep in {str(directory)!r} was started with another one; start a new sweep for another "
+            "space"
+        )
+    return study
+
+
+def _sampler(config: Config, batch: int, number: int) -> Any:
+    """For one trial: seeded by its number, so that a sweep that goes on asks what it would have asked undisturbed."""
+    import optuna
+    from numpy.random import SeedSequence
+
+    seed = int(SeedSequence([config.seed, number]).generate_state(1)[0])
+    if config.sampler == "tpe":
+        return optuna.samplers.TPESampler(
+            seed=seed, constant_liar=True
+        )  # those that still run count as bad: a batch spreads
+    return optuna.samplers.CmaEsSampler(seed=seed, popsize=max(batch, 4), warn_independent_sampling=False)
+
+
+def _distribution(parameter: Interval | Choices) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(parameter, Choices):
+        return CategoricalDistribution(parameter.values)
+    low, high, log, step, whole = parameter
+    if whole:
+        return IntDistribution(int(low), int(high), log=log, step=int(step or 1))
+    return FloatDistribution(low, high, log=log, step=step)
+
+
+def _overrides(space: Space, params: dict[str, Any]) -> Trial:
+    return tuple(
+        f"{key}={params[key] if isinstance(parameter, Choices) else parameter.text(params[key])}"
+        for key, parameter in space.items()
+    )

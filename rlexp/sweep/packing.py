@@ -1,0 +1,87 @@
+"""Which jobs of a sweep train as one program."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rlexp.compose import override_key
+from rlexp.config import TRACED, Config, ConfigError, load_module
+
+Pack = Literal["auto", "off", "require"]
+
+
+class Job(NamedTuple):
+    """One job of a sweep, composed and checked."""
+
+    number: int
+    overrides: tuple[str, ...]
+    node: dict[str, Any]  # the resolved configuration as plain data
+    config: Config
+    modules: dict[str, str]
+    dir: Path  # its run directory
+    resume_dir: Path | None = None  # the run whose checkpoint to start from; null in a sweep
+
+
+def without_launcher(overrides: Sequence[str]) -> tuple[str, ...]:
+    """What makes a job the same job, wherever and however it is run."""
+    return tuple(o for o in overrides if override_key(o).split(".")[0] not in ("launcher", "sweeper"))
+
+
+def key(node: dict[str, Any]) -> str:
+    """Jobs with the same key may be members of one pack: all but seed and traced fields is equal.
+
+    Fields that do not shape the program, such as how often lines are written, are in it too: a pack has one rhythm.
+    """
+    same = node | {"seed": None, "launcher": None, "sweeper": None}
+    return json.dumps(_without_traced(same), sort_keys=True, default=str)
+
+
+def _without_traced(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    return {k: sorted(v) if k in TRACED and isinstance(v, dict) else _without_traced(v) for k, v in node.items()}
+
+
+def packs(jobs: Sequence[Job], *, pack: Pack, max_pack: int | None) -> list[list[Job]]:
+    """The jobs in groups, each of which is one program; both in the order of the jobs.
+
+    Raises:
+      ConfigError: `require`, and a job cannot be packed.
+    """
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        alone = pack == "off" or job.config.run != "train"
+        groups.setdefault(f"{job.number}" if alone else key(job.node), []).append(job)
+    found = []
+    for group in groups.values():
+        size = 1 if _on_the_host(group[0]) else max_pack or len(group)
+        found += [group[i : i + size] for i in range(0, len(group), size)]
+    if pack == "require":
+        for group in found:
+            if _on_the_host(group[0]):
+                raise ConfigError(
+                    f"launcher.pack: require, but the environments of job {group[0].number} ({' '.join(group[0].overrides)}) run "
+                    "on the host, and such jobs are never packed; allowed: auto|off|require"
+                )
+            if len(group) == 1 and len(jobs) > 1:
+                raise ConfigError(
+                    f"launcher.pack: require, but job {group[0].number} ({' '.join(group[0].overrides)}) shares its program "
+                    "with no other; allowed: auto|off|require"
+                )
+    return found
+
+
+def _on_the_host(job: Job) -> bool:
+    """Whether the source steps its environments outside the compiled program: its module says so by `PURE = False`.
+
+    Building the source would tell by its `pure`, but would start JAX before the hardware is chosen.
+    """
+    return not getattr(load_module(job.modules["algo.source"], "algo.source"), "PURE", True)
+
+
+def name(pack: Sequence[Job]) -> str:
+    """Of the pack's directory: the same jobs have the same name, so that a sweep that goes on finds its checkpoints."""
+    text = json.dumps([job.overrides for job in pack])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

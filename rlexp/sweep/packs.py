@@ -1,0 +1,117 @@
+"""Trains one pack of a sweep's jobs, whatever becomes of it: finished, stopped, failed in part, or too large and halved."""
+
+import contextlib
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rlexp import distributed, rundir, session
+from rlexp import experiment as experiments
+from rlexp.config import ConfigError
+from rlexp.experiment import Experiment
+from rlexp.program import Traced, trace
+from rlexp.stop import Stop
+from rlexp.sweep import packing
+from rlexp.sweep.journal import Record
+from rlexp.sweep.manifest import OVER
+from rlexp.sweep.packing import Job, name
+from rlexp.trainer import Diverged, Member, Resume, layout_of, train_pack
+
+PACKS = "packs"  # in the sweep's directory: what packs keep while they train
+
+
+class Programs:
+    """The programs of the pack that trained last: with pack=off, or max_pack, the next one often has the same."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, int] | None = None
+        self._traced: Traced
+
+    def of(self, pack: Sequence[Job], built: Sequence[Experiment]) -> Traced:
+        """Raises ConfigError where the devices are not there."""
+        key = (packing.key(pack[0].node), len(pack))
+        fresh = key != self._key
+        self._traced = trace(built, layout_of(built)) if fresh else self._traced.with_members(built)
+        self._key = key
+        return self._traced
+
+
+def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs) -> None:
+    """Trains the jobs; the record and each job's summary.json say how each of them ended."""
+    folder = sweep_dir / PACKS / name(pack)
+    try:
+        lead = session.prepare(pack[0].node, pack[0].config, pack[0].modules, None)
+        built = [lead, *(experiments.build(job.node) for job in pack[1:])]
+        with contextlib.ExitStack() as held:
+            members = [
+                Member(experiment, job.dir, _opened(job, held)) for job, experiment in zip(pack, built, strict=True)
+            ]
+            started = {"pack": folder.name, "status": "running", "error": None}
+            record.settle(
+                {job.number: started | {"run_id": m.run_id} for job, m in zip(pack, members, strict=True)}, again=True
+            )
+            home = pack[0].dir if len(pack) == 1 else folder
+            resume = Resume(home, "all") if (home / "checkpoints").is_dir() else None
+            traced = programs.of(pack, built)
+            summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced)
+    except (ConfigError, OSError, Diverged, jax.errors.JaxRuntimeError) as error:
+        if "RESOURCE_EXHAUSTED" in str(error) and len(pack) > 1:
+            shutil.rmtree(folder, ignore_errors=True)  # nothing was trained
+            print(f"{len(pack)} jobs in one program need too much memory; they are trained in two halves", flush=True)
+            for half in (pack[: len(pack) // 2], pack[len(pack) // 2 :]):
+                train(half, sweep_dir, record, stop=stop, programs=programs)
+            return
+        if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+            raise  # most likely another process died; whoever started this one starts it again
+        why = session.remedy(error)
+        record.settle({job.number: {"status": "failed", "error": why} for job in pack})
+        return
+    record.settle({job.number: _outcome(summary) for job, summary in zip(pack, summaries, strict=True)})
+    if all(summary["status"] in OVER for summary in summaries):
+        shutil.rmtree(folder, ignore_errors=True)  # each has its own part of it
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
+
+
+def run_alone(job: Job, record: Record) -> None:
+    """A job that does not train, or starts from another run's checkpoint: as `python -m rlexp` runs it."""
+    try:
+        config, resume_dir, node = job.config, job.resume_dir, job.node
+        if config.run == "train" and (job.dir / "checkpoints").is_dir():  # it was interrupted, and goes on
+            resume_dir, node = job.dir, node | {"checkpoint": node["checkpoint"] | {"restore": "all"}}
+            config, _ = experiments.parse(node, experiments.Config)
+        experiment = session.prepare(node, config, job.modules, resume_dir)
+        with contextlib.ExitStack() as held:
+            run_id = _opened(job, held)
+            record.settle({job.number: {"status": "running", "error": None, "run_id": run_id}}, again=True)
+            objective = session.run(experiment, job.dir, resume_dir, job.overrides)
+    except (ConfigError, *session.EXPECTED) as error:
+        record.settle({job.number: {"status": "failed", "error": session.remedy(error)}})
+        return
+    summary = rundir.read_json(job.dir / "summary.json") or {"status": "finished"}
+    record.settle({job.number: {"status": summary["status"], "objective": objective}})
+
+
+def unfinished(pack: Sequence[Job], sweep_dir: Path, over: Collection[int]) -> Sequence[Job]:
+    """Those that are to be trained: all of a pack that was interrupted, since its checkpoint is of all; else what is not over."""
+    waiting = [job for job in pack if job.number not in over]
+    return pack if waiting and (sweep_dir / PACKS / name(pack)).is_dir() else waiting
+
+
+def _opened(job: Job, held: contextlib.ExitStack) -> str:
+    """Makes, locks and describes the run directory, in the lead of several processes; the run's id."""
+    lead = distributed.is_lead()
+    if lead:
+        rundir.create(job.dir)
+        held.enter_context(rundir.lock(job.dir))
+    run_id = distributed.share(rundir.id_of(job.dir) if lead else "")
+    if lead:
+        rundir.describe(job.dir, run_id=run_id, node=job.node, overrides=job.overrides, devices=jax.devices())
+    return run_id
+
+
+def _outcome(summary: dict[str, Any]) -> dict[str, Any]:
+    return {"status": summary["status"], "objective": summary["objective"], "error": summary.get("error")}

@@ -1,0 +1,271 @@
+"""`python -m rlexp.sweep report DIR`: one HTML page of a sweep that needs nothing else, and its tables as CSV.
+
+Everything is in the page: Plotly's script, the style, the numbers. It opens from a disk, without a network.
+"""
+
+import html
+import math
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+from plotly.io import to_html
+from plotly.offline import get_plotlyjs
+
+from rlexp.sweep import figures
+from rlexp.sweep.results import (
+    Configuration,
+    Results,
+    gather,
+    label,
+    last_line,
+    reproduce,
+    short_names,
+    shown,
+    write_tables,
+)
+from rlexp.sweep.statistics import CONFIDENCE, NUM_RESAMPLES
+
+NAME = "report.html"
+TABLES = "report"  # the folder of the CSV files
+# Plotly's own button for "upload to the cloud" is on unless it is switched off; a report stays where it is.
+_CONFIG = {
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+    "plotlyServerURL": "",
+    "responsive": True,
+    "showSendToCloud": False,
+}
+
+
+class Report(NamedTuple):
+    """What was written, and what there is to say of it."""
+
+    page: Path
+    tables: list[Path]
+    best: list[str]  # lines
+
+
+def write(directory: Path) -> Report:
+    """Writes a sweep's page and tables into its directory, as the sweep stands now."""
+    results = gather(directory)
+    tables = write_tables(results, directory / TABLES)
+    draft = directory / f".{NAME}.tmp"
+    draft.write_text(_page(results), encoding="utf-8")
+    os.replace(draft, directory / NAME)  # a browser never sees half a page
+    return Report(directory / NAME, tables, _told(results))
+
+
+def _told(results: Results) -> list[str]:
+    """The best configuration of each environment, for a terminal."""
+    lines = []
+    for environment in results.importance:
+        best = results.of(environment)[0]
+        if best.objective is None:
+            lines.append(f"{environment}: no job has an objective yet")
+        else:
+            lines += [
+                f"{environment}: best is {label(best, results.swept)}, {_result(best)}",
+                f"    {reproduce(results, best)}",
+            ]
+    return lines or ["there is no job yet"]
+
+
+def _result(c: Configuration) -> str:
+    assert c.objective is not None
+    runs = _runs(len(c.objectives))
+    interval = "" if math.isnan(c.objective.low) else f", {c.objective.low:.4g} to {c.objective.high:.4g}"
+    return f"return {c.objective.iqm:.4g} (interquartile mean of {runs}{interval})"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run" + "s" * (count != 1)
+
+
+# --- the page ----------------------------------------------------------------------------------------------------------
+
+
+def _page(results: Results) -> str:
+    style = Path(__file__).with_suffix(".css").read_text()
+    title = f"Sweep {html.escape(results.directory.name)}"
+    many = len(results.importance) > 1
+    body = [_head(results, title)]
+    for number, environment in enumerate(results.importance):
+        if many:
+            body.append(f"<h3>{html.escape(environment)}</h3>")
+        body.append(_environment(results, environment, number))
+    body += [_failures(results), _foot(results)]
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{style}</style>
+<script>{get_plotlyjs()}</script>
+</head>
+<body>
+<main>
+{"".join(body)}
+</main>
+</body>
+</html>
+"""
+
+
+def _head(results: Results, title: str) -> str:
+    counts = Counter(job.status for job in results.jobs)
+    chips = [f'<span class="chip">{len(results.jobs)} jobs</span>']
+    chips.append(f'<span class="chip">{len(results.configurations)} configurations</span>')
+    chips += [f'<span class="chip {html.escape(s)}">{n} {html.escape(s)}</span>' for s, n in counts.items()]
+    names = ", ".join(results.importance)
+    command = shlex.join(["python", "-m", "rlexp", *results.command])
+    return f"""<header>
+<h1>{title}</h1>
+<p class="muted">{html.escape(names)} · as of {time.strftime("%Y-%m-%d %H:%M")} · rlexp {metadata.version("rlexp")}</p>
+<pre>{html.escape(command)}</pre>
+<div class="chips">{"".join(chips)}</div>
+</header>
+"""
+
+
+def _environment(results: Results, environment: str, number: int) -> str:
+    configurations, swept = results.of(environment), results.swept
+    found = results.importance[environment]
+    drawn = min(figures.MAX_CURVES, sum(c.curve is not None for c in configurations))
+    which = (
+        "" if drawn == len(configurations) else f" Drawn are the best {drawn} of {len(configurations)} configurations."
+    )
+    if drawn > figures.SHOWN_AT_FIRST:
+        which += f" The best {figures.SHOWN_AT_FIRST} are shown; a click in the list shows another."
+    few = "It takes runs with an objective, of two configurations."
+    return (
+        _best(results, configurations[0])
+        + _section(
+            "Learning curves",
+            f"Interquartile mean of the evaluation return over seeds, with its {CONFIDENCE:.0%} bootstrap interval.{which}",
+            _plot(figures.curves(configurations, swept), f"curves-{number}", "Nothing has been evaluated yet."),
+        )
+        + _section("Configurations", "Final return over seeds, the best first.", _table(configurations, swept))
+        + _section(
+            "Parallel coordinates",
+            "A line is a run; the darker, the better. Drag along an axis to select, drag a name to move its axis.",
+            _plot(figures.parallel(configurations, swept), f"parallel-{number}", few),
+        )
+        + _section(
+            "Parameter importance",
+            "How much a parameter decides whether a run is among the best tenth (PED-ANOVA). Of few runs it is a rough guess.",
+            _plot(figures.importance(found.shares), f"importance-{number}", f"Not told: {found.why_not}."),
+        )
+    )
+
+
+def _best(results: Results, best: Configuration) -> str:
+    if best.objective is None:
+        return _section("Best configuration", "No job has an objective yet.", "")
+    names = short_names(results.swept)
+    items = [(names[key], shown(best.settings.get(key, "default")), "") for key in results.swept]
+    interval = "" if math.isnan(best.objective.low) else f" {best.objective.low:.4g} – {best.objective.high:.4g}"
+    items.append((f"return (IQM, {CONFIDENCE:.0%} interval)", f"{best.objective.iqm:.4g}", interval))
+    items.append(("runs", str(len(best.objectives)), f" of {len(best.jobs)}"))
+    cells = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}<small>{more}</small></dd></div>"
+        for name, value, more in items
+    )
+    command = html.escape(reproduce(results, best))
+    text = f'<div class="best"><dl>{cells}</dl></div><pre>{command}</pre>'
+    return _section("Best configuration", "", text)
+
+
+def _table(configurations: Sequence[Configuration], swept: Sequence[str]) -> str:
+    names = short_names(swept)
+    ends = [float(x) for c in configurations if c.objective for x in c.objective if math.isfinite(x)]
+    head = "".join(f"<th>{html.escape(names[key])}</th>" for key in swept)
+    numbers = "".join(
+        f'<th class="number">{name}</th>' for name in ("IQM", f"{CONFIDENCE:.0%} interval", "mean", "runs", "failed")
+    )
+    rows = []
+    for c in configurations:
+        cells = "".join(f"<td>{html.escape(shown(c.settings.get(key, '–')))}</td>" for key in swept)
+        objective = interval = mean = picture = ""
+        if c.objective is not None:
+            objective, mean = f"{c.objective.iqm:.4g}", f"{sum(c.objectives) / len(c.objectives):.4g}"
+            interval = "" if math.isnan(c.objective.low) else f"{c.objective.low:.4g} – {c.objective.high:.4g}"
+            picture = _interval(*map(float, c.objective), left=min(ends), right=max(ends))
+        runs, failed = f"{len(c.objectives)} of {len(c.jobs)}", str(c.num_failed or "")
+        columns = "".join(f'<td class="number">{x}</td>' for x in (objective, interval, mean, runs, failed))
+        rows.append(
+            f'<tr{" class=first" * (c.rank == 1)}><td class="number">{c.rank}</td>{cells}<td>{picture}</td>{columns}</tr>'
+        )
+    return _scrolled(f'<th class="number"></th>{head}<th></th>{numbers}', rows)
+
+
+def _interval(iqm: float, low: float, high: float, *, left: float, right: float) -> str:
+    """A dot for the mean on a line for the interval, all rows to one scale."""
+
+    def at(x: float) -> float:
+        return 6 + 148 * (x - left) / ((right - left) or 1)
+
+    line = "" if math.isnan(low) else f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="9" y2="9"/>'
+    return (
+        '<svg width="160" height="18" stroke="#9db8e0" stroke-width="4" stroke-linecap="round" aria-hidden="true">'
+        f'{line}<circle cx="{at(iqm):.1f}" cy="9" r="4" fill="#1f5fbf" stroke="none"/></svg>'
+    )
+
+
+def _failures(results: Results) -> str:
+    failed = [job for job in results.jobs if job.status == "failed"]
+    if not failed:
+        return _section("Failures", "No job has failed.", "")
+    rows = [
+        f'<tr><td class="number">{job.number}</td><td>{html.escape(shlex.join(job.overrides))}</td>'
+        f'<td class="number">{job.attempt}</td><td class="error">{html.escape(last_line(job.error))}</td></tr>'
+        for job in failed
+    ]
+    head = (
+        '<th class="number">job</th><th>overrides</th><th class="number">attempts</th><th>last line of the error</th>'
+    )
+    again = html.escape(shlex.join(["python", "-m", "rlexp.sweep", "retry", str(results.directory)]))
+    again = f'<p class="muted">To try them again: <code>{again}</code></p>'
+    return _section("Failures", f"{len(failed)} of {len(results.jobs)} jobs.", _scrolled(head, rows) + again)
+
+
+def _foot(results: Results) -> str:
+    return f"""<footer class="muted">
+<p>A configuration is what a job was given, without the seed. The interquartile mean is the mean of the middle half of its
+runs (of fewer than four: the mean); the interval is the percentile interval of {NUM_RESAMPLES} bootstrap resamples of runs,
+each a whole curve (Agarwal et al., 2021). Failed jobs are left out, and a configuration with one comes after all that are
+whole. Parameter importance is Optuna's PED-ANOVA over the runs that have an objective.</p>
+<p>Commands are to be run in {html.escape(str(results.place))}. The same tables as CSV: {TABLES}/.</p>
+</footer>
+"""
+
+
+def _section(title: str, text: str, content: str) -> str:
+    said = f'<p class="muted">{html.escape(text)}</p>' if text else ""
+    return f"<section>\n<h2>{title}</h2>\n{said}{content}\n</section>\n"
+
+
+def _plot(figure: go.Figure | None, name: str, otherwise: str) -> str:
+    if figure is None:
+        return f"<p>{html.escape(otherwise)}</p>"
+    drawn = to_html(
+        figure,
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=name,
+        config=_CONFIG,
+    )
+    return f'<div class="plot">{drawn}</div>'
+
+
+def _scrolled(head: str, rows: Sequence[str]) -> str:
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'

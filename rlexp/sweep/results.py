@@ -1,0 +1,314 @@
+"""What came of a sweep: its configurations with their numbers, the best one with its command, and tables as CSV.
+
+A configuration is what a job was given, without the seed: jobs that differ in the seed alone are its runs. All is read from
+the manifest and from what runs have written so far, so it can be had at any time.
+"""
+
+import csv
+import math
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from hydra._internal.utils import get_args_parser
+from jaxtyping import Int
+
+from rlexp import rundir
+from rlexp.compose import override_key
+from rlexp.loggers import jsonl
+from rlexp.sweep.manifest import Entry, Manifest
+from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric
+
+METRIC = "eval/return_mean"
+SEED = "seed"
+
+
+class Curve(NamedTuple):
+    """The evaluation return of a configuration's runs."""
+
+    env_steps: Int[np.ndarray, " P"]  # rising
+    num_runs: Int[np.ndarray, " P"]  # how many have this point
+    estimate: Estimate  # of P points
+
+
+class Configuration(NamedTuple):
+    """Jobs that differ in the seed alone."""
+
+    rank: int  # 1 is the best
+    environment: str
+    settings: dict[str, str]  # {key: value} of its overrides, without the seed
+    jobs: list[Entry]
+    objectives: list[float]  # of the jobs that have one and did not fail
+    objective: Estimate | None  # of numbers; None while there is none
+    curve: Curve | None
+
+    @property
+    def num_failed(self) -> int:
+        """How many of its jobs failed."""
+        return sum(job.status == "failed" for job in self.jobs)
+
+
+class Importance(NamedTuple):
+    """Of the parameters, in one environment."""
+
+    shares: dict[str, float]  # {key: share}
+    why_not: str  # where there are none
+
+
+class Results(NamedTuple):
+    """A sweep, as it stands."""
+
+    directory: Path
+    jobs: list[Entry]
+    configurations: list[Configuration]  # the best first, environment by environment
+    swept: list[str]  # the keys that differ between configurations
+    importance: dict[str, Importance]  # {environment: ...}
+    command: list[str]  # which started the sweep, after `python -m rlexp`
+    place: Path  # where it was started
+
+    def of(self, environment: str) -> list[Configuration]:
+        """The configurations in one environment."""
+        return [c for c in self.configurations if c.environment == environment]
+
+
+def gather(directory: Path) -> Results:
+    """Reads a sweep. What cannot be read of a single run is told on stderr, and left out."""
+    manifest = Manifest(directory)
+    jobs, command, place = manifest.jobs(), manifest.recall("command"), manifest.recall("cwd")
+    environments = _environments(directory, jobs)
+    groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Entry]] = {}
+    for job in jobs:
+        settings = settings_of(job)
+        group = (environments[_chosen(settings)], frozenset((k, v) for k, v in settings.items() if k != SEED))
+        groups.setdefault(group, []).append(job)
+    found = [_configuration(directory, environment, members) for (environment, _), members in groups.items()]
+    found.sort(key=_from_best)
+    names = dict.fromkeys(environment for environment, _ in groups)
+    ranked = [
+        c._replace(rank=i) for name in names for i, c in enumerate((c for c in found if c.environment == name), 1)
+    ]
+    swept = _swept(ranked)
+    return Results(
+        directory=directory,
+        jobs=jobs,
+        configurations=ranked,
+        swept=swept,
+        importance={name: _importance([c for c in ranked if c.environment == name], swept) for name in names},
+        command=command if isinstance(command, list) else [],
+        place=Path(place) if isinstance(place, str) else directory,
+    )
+
+
+def settings_of(job: Entry) -> dict[str, str]:
+    """{key: value} of a job's overrides: what it is, wherever it runs and however it was searched."""
+    return {override_key(o): o.partition("=")[2] for o in _own(job)}
+
+
+def last_line(text: str | None) -> str:
+    """Of an error: the line that says what it was."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason is known"
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """{key: its last part, or the whole of it where another key ends alike}."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
+
+
+def shown(value: str) -> str:
+    """A value as people read it: of the many digits that a search makes, four."""
+    found = numeric([value])
+    return f"{found[0]:.4g}" if found and len(value) > 8 and not value.isdecimal() else value
+
+
+def label(configuration: Configuration, swept: Sequence[str]) -> str:
+    """What tells a configuration from the others."""
+    names = short_names(swept)
+    said = [f"{names[key]}={shown(configuration.settings[key])}" for key in swept if key in configuration.settings]
+    return ", ".join(said) or "as it is by default"
+
+
+def reproduce(results: Results, configuration: Configuration) -> str:
+    """The command that trains the configuration's jobs again, in new directories.
+
+    It is made of the jobs' own overrides. From the sweep's command come only places where YAML files lie: the rest is
+    either in the overrides, or it says how to search and where to run.
+    """
+    args = get_args_parser().parse_args(results.command)
+    own_files = [] if args.config_dir is None else ["--config-dir", str(results.place / args.config_dir)]
+    own_files += [o for o in args.overrides if override_key(o) == "hydra.searchpath"]
+    words = [*own_files, *(o for o in _own(configuration.jobs[0]) if override_key(o) != SEED)]
+    seeds = [settings_of(job)[SEED] for job in configuration.jobs if SEED in settings_of(job)]
+    if len(seeds) == 1:
+        words.append(f"{SEED}={seeds[0]}")
+    elif seeds:
+        words = ["-m", *words, f"{SEED}={_as_range(seeds) or ','.join(seeds)}"]
+    return shlex.join(["python", "-m", "rlexp", *words])
+
+
+def write_tables(results: Results, folder: Path) -> list[Path]:
+    """All tables as CSV, in a folder of their own; gives the files."""
+    folder.mkdir(exist_ok=True)
+    tables = {
+        "configurations": _configurations_table(results),
+        "curves": _curves_table(results),
+        "jobs": _jobs_table(results),
+        "failures": _failures_table(results),
+        "importance": _importance_table(results),
+    }
+    for name, rows in tables.items():
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    return [folder / f"{name}.csv" for name in tables]
+
+
+def _configuration(directory: Path, environment: str, jobs: list[Entry]) -> Configuration:
+    settings = {key: value for key, value in settings_of(jobs[0]).items() if key != SEED}
+    objectives = [job.objective for job in jobs if job.objective is not None and job.status != "failed"]
+    objectives = [x for x in objectives if math.isfinite(x)]
+    objective = estimate(np.asarray(objectives)) if objectives else None
+    curve = _curve([_points(directory / job.dir / jsonl.NAME) for job in jobs if job.status != "failed"])
+    return Configuration(0, environment, settings, jobs, objectives, objective, curve)
+
+
+def _points(path: Path) -> dict[int, float]:
+    """{env_steps: evaluation return} of a run, as far as it has come."""
+    try:
+        rows = jsonl.read(path)
+    except ValueError as error:
+        print(f"rlexp.sweep: {error}; its curve is left out", file=sys.stderr)
+        return {}
+    return {row["env_steps"]: float(row[METRIC]) for row in rows if row.get(METRIC) is not None}
+
+
+def _curve(runs: Sequence[Mapping[int, float]]) -> Curve | None:
+    runs = [run for run in runs if run]
+    if not runs:
+        return None
+    steps = sorted(set().union(*runs))
+    values = np.asarray([[run.get(step, math.nan) for step in steps] for run in runs])
+    return Curve(np.asarray(steps), np.isfinite(values).sum(axis=0), estimate_curves(values))
+
+
+def _from_best(c: Configuration) -> tuple[bool, bool, float, float]:
+    """Sorts by the interquartile mean, and equal ones by the mean.
+
+    One that lost a seed comes after all that are whole, or what is left of it would be compared with them; one that has
+    no objective yet comes last, by where its curve stands.
+    """
+    if c.objective is not None:
+        return False, c.num_failed > 0, -float(c.objective.iqm), -float(np.mean(c.objectives))
+    return True, c.num_failed > 0, 0.0 if c.curve is None else -float(c.curve.estimate.iqm[-1]), 0.0
+
+
+def _swept(configurations: Sequence[Configuration]) -> list[str]:
+    keys = dict.fromkeys(key for c in configurations for key in c.settings)
+    return [key for key in keys if len({c.settings.get(key) for c in configurations}) > 1]
+
+
+def _own(job: Entry) -> list[str]:
+    return [o for o in job.overrides if re.split(r"[./]", override_key(o))[0] not in ("hydra", "launcher", "sweeper")]
+
+
+def _chosen(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """The choices that bring an environment with them: jobs that agree in these have the same one."""
+    return tuple(f"{key}={settings[key]}" for key in ("env", "experiment") if key in settings)
+
+
+def _environments(directory: Path, jobs: Sequence[Entry]) -> dict[tuple[str, ...], str]:
+    """{what was chosen: the environment's name}, which any job that has begun knows; until then, what was chosen."""
+    names: dict[tuple[str, ...], str | None] = {}
+    for job in jobs:
+        chosen = _chosen(settings_of(job))
+        if names.get(chosen) is None:
+            names[chosen] = _environment(directory / job.dir)
+    return {chosen: name or " ".join(chosen) or "the default environment" for chosen, name in names.items()}
+
+
+def _environment(run_dir: Path) -> str | None:
+    try:
+        return str(rundir.read_yaml(run_dir / "config.yaml")["env"]["name"])
+    except (OSError, KeyError, TypeError):
+        return None
+
+
+def _importance(configurations: Sequence[Configuration], swept: Sequence[str]) -> Importance:
+    """Over jobs, not configurations: what a seed can do is the measure of what a parameter does."""
+    settings = [c.settings for c in configurations for _ in c.objectives]
+    objectives = [x for c in configurations for x in c.objectives]
+    try:
+        return Importance(importance(settings, objectives, swept), "")
+    except ValueError as error:
+        return Importance({}, str(error))
+
+
+def _as_range(seeds: Sequence[str]) -> str | None:
+    """`range(0,16)` where it says the same."""
+    if len(seeds) < 3 or not all(seed.isdecimal() for seed in seeds):
+        return None
+    first = int(seeds[0])
+    whole = [str(first + i) for i in range(len(seeds))]
+    return f"range({first},{first + len(seeds)})" if list(seeds) == whole else None
+
+
+Rows = Iterable[Sequence[object]]
+
+
+def _configurations_table(results: Results) -> Rows:
+    numbers = [f"objective_{name}" for name in ("iqm", "low", "high", "mean", "std", "min", "max")]
+    yield ("environment", "rank", *results.swept, "jobs", "counted", "failed", *numbers, "command")
+    for c in results.configurations:
+        swept = [c.settings.get(key) for key in results.swept]
+        counts = (len(c.jobs), len(c.objectives), c.num_failed)
+        yield (c.environment, c.rank, *swept, *counts, *_numbers(c), reproduce(results, c))
+
+
+def _numbers(c: Configuration) -> list[float | None]:
+    if c.objective is None:
+        return [None] * 7
+    x = np.asarray(c.objectives)
+    std = float(x.std(ddof=1)) if len(x) > 1 else None
+    return [*(_known(float(y)) for y in c.objective), float(x.mean()), std, float(x.min()), float(x.max())]
+
+
+def _curves_table(results: Results) -> Rows:
+    yield ("environment", "rank", "env_steps", "runs", "iqm", "low", "high")
+    for c in results.configurations:
+        if c.curve is not None:
+            for steps, runs, *numbers in zip(c.curve.env_steps, c.curve.num_runs, *c.curve.estimate, strict=True):
+                yield (c.environment, c.rank, steps, runs, *map(_known, numbers))
+
+
+def _jobs_table(results: Results) -> Rows:
+    yield ("job", "environment", "rank", "seed", "status", "attempts", "objective", "run_id", "overrides", "error")
+    rows = []
+    for c in results.configurations:
+        for job in c.jobs:
+            error = last_line(job.error) if job.status == "failed" else None
+            which = (job.number, c.environment, c.rank, settings_of(job).get(SEED))
+            rows.append((*which, job.status, job.attempt, job.objective, job.run_id, shlex.join(job.overrides), error))
+    yield from sorted(rows)
+
+
+def _failures_table(results: Results) -> Rows:
+    yield ("job", "attempts", "overrides", "error", "directory")
+    for job in results.jobs:
+        if job.status == "failed":
+            where = results.directory / job.dir
+            yield (job.number, job.attempt, shlex.join(job.overrides), last_line(job.error), where)
+
+
+def _importance_table(results: Results) -> Rows:
+    yield ("environment", "parameter", "importance")
+    for environment, found in results.importance.items():
+        yield from ((environment, key, share) for key, share in found.shares.items())
+
+
+def _known(number: float) -> float | None:
+    """An empty cell for what is not known."""
+    return float(number) if math.isfinite(number) else None

@@ -1,0 +1,84 @@
+"""The parent of workers: starts them, folds their journals into the manifest, and starts again what died."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+from rlexp.stop import Stop
+from rlexp.sweep.manifest import OVER, Entry, Manifest
+from rlexp.sweep.worker import Task
+
+_POLL_S = 0.5
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Where workers run."""
+
+    def start(self, waiting: Sequence[Task]) -> Sequence[Task]:
+        """Starts as many of them as there is room for, and gives those."""
+        ...
+
+    def ended(self, running: Sequence[Task]) -> dict[str, str]:
+        """{name of a task whose process is gone: how it went}."""
+        ...
+
+    def stop(self) -> bool:
+        """Called once, when this process was told to stop. Whether to wait for what runs."""
+        ...
+
+
+def supervise(
+    tasks: Iterable[Task],
+    manifest: Manifest,
+    backend: Backend,
+    *,
+    retries: int,
+    stop: Stop,
+    show: Callable[[Entry], None],
+) -> None:
+    """Returns when all tasks are over, or, after a signal, when the backend has nothing left to wait for.
+
+    Args:
+      retries: how often a pack is started again whose process died without a word.
+      show: called with each job whenever something new is known of it.
+    """
+    waiting, running = list(tasks), dict[str, Task]()
+    deaths, stopping = Counter[str](), False
+    while waiting or running:
+        if stop.reason is not None and not stopping:
+            stopping, waiting = True, []
+            if not backend.stop():
+                return
+        begun = {task.name for task in backend.start(waiting)} if waiting else set()
+        running |= {task.name: task for task in waiting if task.name in begun}
+        waiting = [task for task in waiting if task.name not in begun]
+        gone = backend.ended(list(running.values()))  # before its last words are read
+        for task in list(running.values()):
+            for entry in manifest.fold(task.journal):
+                show(entry)
+            if task.name not in gone:
+                continue
+            del running[task.name]
+            left = [e for e in manifest.jobs() if e.number in task.numbers and e.status not in OVER]
+            if stopping:
+                manifest.change([entry.number for entry in left], status="stopped")
+            if not left or stopping or all(entry.status == "stopped" for entry in left):
+                continue
+            deaths[task.name] += 1
+            if deaths[task.name] <= retries:
+                waiting.append(task)
+                continue
+            manifest.change([e.number for e in left], status="failed", error=f"its process {gone[task.name]}")
+            for entry in manifest.jobs():
+                if entry.number in {e.number for e in left}:
+                    show(entry)
+        if waiting or running:
+            time.sleep(_POLL_S)
+
+
+def show(entry: Entry) -> None:
+    """One line of a job whose state has changed."""
+    what = {"failed": f": {entry.error}", "finished": "" if entry.objective is None else f": {entry.objective:.4g}"}
+    print(f"job {entry.number} ({' '.join(entry.overrides)}): {entry.status}{what.get(entry.status, '')}", flush=True)

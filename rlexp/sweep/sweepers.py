@@ -1,0 +1,46 @@
+"""What a sweeper is: it chooses trials, batch by batch, and hears what became of each.
+
+A trial is one setting of the search space. The values that the command line sweeps over (`seed=range(0,4)`) multiply it into
+jobs, whose mean is its objective. A sweeper knows nothing of jobs, of packs, or of Hydra.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlexp.config import Config
+from rlexp.sweep.space import Space
+
+Trial = tuple[str, ...]  # overrides, one for each parameter of the space
+
+
+class Refused(NamedTuple):
+    """The trial is no valid run, such as a count that does not divide another. Nothing of its batch has been started."""
+
+    why: str
+
+
+# The objective of a trial; None where a job of it failed, or gave no number.
+Result = float | None | Refused
+
+# Yields a batch of trials, is sent their results, yields the next batch. Where a trial was refused nothing has run: the next
+# batch is the same one, with others in place of those. Started again in the same directory it yields the same trials in the same
+# batches, then goes on.
+Batches = Generator[list[Trial], Sequence[Result], None]
+
+
+class Sweep(NamedTuple):
+    """What a sweeper is told."""
+
+    directory: Path
+    config: Config  # of the first job
+    jobs_per_trial: int
+    intervals: Mapping[str, object]  # `key=interval(...)` of the command line, in the form of the YAML
+    options: Mapping[str, Sequence[str]]  # of the configuration's groups
+
+
+class Sweeper(NamedTuple):
+    """A sweeper's `make(config, sweep)` returns this; nothing is written before the first batch is asked for."""
+
+    space: Space
+    batches: Batches

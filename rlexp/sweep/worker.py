@@ -1,0 +1,185 @@
+"""A pack in a process of its own, on this machine or another one: `python -m rlexp.sweep.worker SWEEP_DIR NAME`.
+
+In `<sweep directory>/workers/`:
+  NAME.json    the pack's jobs, composed and checked, and the hash of the code that did so; written before it is started
+  NAME.jsonl   the journal: what became of the jobs, written by the worker alone
+  NAME.log     what a worker on this machine printed
+
+A worker that is started again goes on from the pack's checkpoint.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlexp import rundir
+from rlexp.config import Config, ConfigError, parse
+from rlexp.sweep import journal
+from rlexp.sweep.journal import Journal, Outcomes
+from rlexp.sweep.manifest import Entry, Manifest
+from rlexp.sweep.packing import Job, name
+
+FOLDER = "workers"  # in the sweep's directory
+
+
+class Task(NamedTuple):
+    """A pack that was written down."""
+
+    sweep_dir: Path
+    name: str
+    numbers: list[int]
+
+    @property
+    def journal(self) -> Path:
+        """What became of its jobs."""
+        return self.sweep_dir / FOLDER / f"{self.name}.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What its process printed."""
+        return self.sweep_dir / FOLDER / f"{self.name}.log"
+
+
+def write(pack: Sequence[Job], sweep_dir: Path, manifest: Manifest) -> Task:
+    """Writes down what a worker needs. Nothing secret is in it: keys reach workers by the environment."""
+    task = Task(sweep_dir, name(pack), [job.number for job in pack])
+    manifest.forget(task.journal)
+    jobs = [
+        {
+            "number": job.number,
+            "overrides": list(job.overrides),
+            "node": job.node,
+            "dir": str(job.dir),
+            "resume_dir": str(job.resume_dir) if job.resume_dir else None,
+        }
+        for job in pack
+    ]
+    path = sweep_dir / FOLDER / f"{task.name}.json"
+    path.parent.mkdir(exist_ok=True)
+    rundir.write_json(path, {"code": code_hash(sorted(set(pack[0].modules.values()))), "jobs": jobs})
+    return task
+
+
+def fold_all(sweep_dir: Path, manifest: Manifest) -> list[Entry]:
+    """What workers wrote while nobody looked; the jobs that changed."""
+    return [entry for path in sorted((sweep_dir / FOLDER).glob("*.jsonl")) for entry in manifest.fold(path)]
+
+
+def wait_for_others(sweep_dir: Path) -> None:
+    """Until the workers of an earlier parent on this machine have saved and ended, which they do when it is gone."""
+    told = False
+    while any(journal.is_open(path) for path in (sweep_dir / FOLDER).glob("*.jsonl")):
+        if not told:
+            print("waiting for workers of an earlier process of this sweep to save and end", flush=True)
+        told = True
+        time.sleep(0.2)
+
+
+def read(sweep_dir: Path, name: str) -> list[Job]:
+    """The pack.
+
+    Raises:
+      ConfigError: the code here is not the code that wrote it.
+    """
+    written = json.loads((sweep_dir / FOLDER / f"{name}.json").read_text())
+    jobs = []
+    for job in written["jobs"]:
+        config, modules = parse(job["node"], Config)
+        resume_dir = Path(job["resume_dir"]) if job["resume_dir"] else None
+        jobs.append(
+            Job(job["number"], tuple(job["overrides"]), job["node"], config, modules, Path(job["dir"]), resume_dir)
+        )
+    here = code_hash(sorted(set(jobs[0].modules.values())))
+    if here != written["code"]:
+        raise ConfigError(
+            f"the code of this worker ({here}, {Path(__file__).parents[1]}) is not the code that started the sweep "
+            f"({written['code']}); bring both to the same version"
+        )
+    return jobs
+
+
+def run(sweep_dir: Path, name: str, processes: dict[str, Any] | None = None) -> bool:
+    """Trains a pack until it is over, or a signal stops it; whether it is to go on later.
+
+    Args:
+      processes: `processes` of the configuration, where several processes train the pack together.
+    """
+    from rlexp import session  # JAX is imported only now
+    from rlexp.stop import stop_on_signals
+    from rlexp.sweep import packs
+
+    path = Task(sweep_dir, name, []).journal
+    lead = not processes or processes["index"] == 0
+    # Opening waits for an earlier process of this pack, which Slurm may have given up while it still trained.
+    with contextlib.closing(Journal(path)) if lead else contextlib.nullcontext(_Nowhere()) as record:
+        try:
+            pack = packs.unfinished(read(sweep_dir, name), sweep_dir, journal.over(path))
+        except ConfigError as error:
+            jobs = json.loads((sweep_dir / FOLDER / f"{name}.json").read_text())["jobs"]
+            record.settle({job["number"]: {"status": "failed", "error": str(error)} for job in jobs})
+            return False
+        if not pack:
+            return False
+        if processes:
+            pack = [_together(job, processes) for job in pack]
+            session.connect(pack[0].config)  # before signals are ours: JAX takes SIGTERM when processes connect
+        if pack[0].config.run != "train" or pack[0].resume_dir is not None:
+            packs.run_alone(pack[0], record)
+        else:
+            with stop_on_signals() as stop:
+                packs.train(pack, sweep_dir, record, stop=stop, programs=packs.Programs())
+        return bool({job.number for job in pack} - journal.over(path))
+
+
+def _together(job: Job, processes: dict[str, Any]) -> Job:
+    node = job.node | {"processes": job.node["processes"] | processes}
+    return job._replace(node=node, config=parse(node, Config)[0])
+
+
+class _Nowhere:
+    """The record of all processes of a pack but the first."""
+
+    def settle(self, outcomes: Outcomes, *, again: bool = False) -> None:
+        """Process 0 does."""
+
+
+@functools.cache
+def _files() -> list[Path]:
+    root = Path(__file__).parents[2]
+    folders = [root / package for package in ("rlexp", "launchers", "hydra_plugins")]
+    return sorted(file for folder in folders for file in folder.rglob("*.py"))
+
+
+def code_hash(modules: Sequence[str]) -> str:
+    """Of the platform's own code, and of the modules that a configuration names, which may be a user's."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for file in _files():
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
+    for module in modules:
+        spec = importlib.util.find_spec(module)
+        if spec and spec.origin:
+            digest.update(module.encode() + b"\0" + Path(spec.origin).read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _end_with_the_parent(parent: int) -> None:
+    """SIGTERM when the process that started this one is gone, however it went: the pack saves and stops."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it is gone already
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    _end_with_the_parent(int(os.environ["RLEXP_PARENT"]))
+    run(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,89 @@
+"""PPO against a plain loop over the same numbers. That it learns is tested in tests/learning."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from algos import toys
+
+from rlexp.networks.heads import Head
+from rlexp.types import Batch, Trajectory
+
+T, B = 12, 8
+ONE_STEP = ("algo=ppo", f"algo.num_envs={B}", f"algo.num_steps={T}", "algo.num_epochs=1", "algo.num_minibatches=1")
+HP = dict(gamma=0.9, gae_lambda=0.7, clip_eps=0.1, entropy_coef=0.3, value_coef=0.7, reward_scale=0.5)
+
+
+def slow_advantages(rows: Trajectory, value: np.ndarray) -> np.ndarray:
+    """Equation 16 of the paper on the estimator, [T, B], with `value` [T+1, B]."""
+    out = np.zeros((T, B))
+    for b in range(B):
+        later = 0.0
+        for t in reversed(range(T)):
+            delta = HP["reward_scale"] * rows.reward[t, b] + HP["gamma"] * rows.discount[t, b] * value[t + 1, b]
+            later = delta - value[t, b] + HP["gamma"] * HP["gae_lambda"] * rows.discount[t, b] * later
+            later = out[t, b] = later if rows.valid[t, b] == 1 else 0.0
+    return out
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_loss_and_its_gradient_are_of_the_papers(normalised):
+    made = toys.build(*ONE_STEP, f"algo.normalize_advantages={str(normalised).lower()}")
+    state = made.begin(**HP)
+    state = state._replace(params=toys.shaken(state.params))
+    network = made.experiment.part("network").make(
+        made.experiment.config.network, observation=made.experiment.spec.observation, dtype=jnp.float32
+    )
+    critic = Head(network, 1, scale=1.0, dtype=jnp.float32)
+    rows = toys.trajectory(0, T + 1, B)
+    mask = rows.obs["action_mask"]
+
+    def log_probs(params):
+        return jax.nn.log_softmax(jnp.where(mask, made.q(params["actor"], rows.obs), -1e9))[:-1]
+
+    def taken(params):
+        return jnp.take_along_axis(log_probs(params), rows.action[:-1, :, None], axis=-1)[..., 0]
+
+    def value_of(params):
+        return critic.apply(params["critic"], rows.obs)[..., 0]
+
+    # as if the policy that acted had been another one, so that ratios are on all sides of the clip range
+    old = taken(state.params) + 0.3 * jnp.sin(jnp.arange(T * B, dtype=jnp.float32)).reshape(T, B)
+    acted = rows._replace(extras={"log_prob": jnp.concatenate([old, jnp.zeros((1, B))])})
+    metrics = made.update(state, Batch(acted, jnp.ones((B,), jnp.float32)))[1].metrics
+
+    counts = np.asarray(rows.valid[:-1]) == 1
+    value = np.asarray(value_of(state.params), np.float64)
+    plain = slow_advantages(jax.device_get(rows), value)
+    target = plain + value[:-1]
+    kept = plain[counts]
+    advantage = (plain - kept.mean()) / kept.std() if normalised else plain
+
+    def terms(params):
+        ratio = jnp.exp(taken(params) - old)
+        a = jnp.asarray(advantage, jnp.float32)
+        clipped = jnp.clip(ratio, 1 - HP["clip_eps"], 1 + HP["clip_eps"])
+        each = log_probs(params)
+        return {
+            "loss/policy": -jnp.minimum(ratio * a, clipped * a),
+            "loss/value": 0.5 * (value_of(params)[:-1] - jnp.asarray(target, jnp.float32)) ** 2,
+            "loss/entropy": -(jnp.exp(each) * each).sum(axis=-1),
+            "loss/approx_kl": ratio - 1 - jnp.log(ratio),
+            "loss/clip_fraction": (jnp.abs(ratio - 1) > HP["clip_eps"]).astype(jnp.float32),
+        }
+
+    def loss(params):
+        mean = {name: jnp.sum(jnp.where(counts, x, 0.0)) / float(counts.sum()) for name, x in terms(params).items()}
+        return mean["loss/policy"] + HP["value_coef"] * mean["loss/value"] - HP["entropy_coef"] * mean["loss/entropy"]
+
+    assert 0 < counts.sum() < T * B
+    assert (np.asarray(rows.discount) == 0).any()
+    expected = {name: np.asarray(x, np.float64)[counts] for name, x in terms(state.params).items()}
+    assert 0 < expected["loss/clip_fraction"].mean() < 1
+    for name, values in expected.items():
+        assert int(metrics[name].count) == counts.sum()
+        np.testing.assert_allclose(metrics[name].sum, values.sum(), rtol=1e-4, atol=1e-4, err_msg=name)
+    unexplained = 1 - (target - value[:-1])[counts].var() / target[counts].var()
+    np.testing.assert_allclose(metrics["loss/explained_variance"].sum, unexplained, rtol=1e-4)
+    gradient = jnp.concatenate([x.ravel() for x in jax.tree.leaves(jax.grad(loss)(state.params))])
+    np.testing.assert_allclose(metrics["loss/grad_norm"].sum, jnp.linalg.norm(gradient), rtol=1e-4)

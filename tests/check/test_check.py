@@ -1,0 +1,76 @@
+"""`run=check`: a sound mesh passes, and what is wrong with another is seen."""
+
+import json
+
+import numpy as np
+import pytest
+from support import build
+
+from rlexp import check
+from rlexp.trainer import Member
+
+pytestmark = pytest.mark.timeout(400)
+
+SMALL = (
+    "algo=pqn",
+    "env=probe/obs_action_reward",
+    "algo.num_envs=8",
+    "algo.num_steps=16",
+    "algo.num_epochs=2",
+    "algo.num_minibatches=2",
+    "algo.base_num_envs=4",
+    "algo.lr_scaling=linear",
+    "algo.batch_scaling=keep_minibatch",
+    "network.hidden=[8]",
+    "hardware.mesh.data=4",
+)
+
+
+def test_a_sound_mesh_passes(tmp_path, capsys):
+    experiment = build(*SMALL)
+    assert check.check_run(Member(experiment, tmp_path, "c0ffee00"))
+    numbers = json.loads((tmp_path / "check.json").read_text())
+    assert numbers["passed"] and numbers["devices"] == 4 and numbers["same_twice"]
+    assert 0 < numbers["params_difference"] <= 1e-5  # another order of sums, so not equal to the bit
+    assert numbers["collectives"]["count"] >= 4 and numbers["collectives"]["bytes"] > 0  # four gradient steps
+    assert numbers["collectives"]["share"] > 0
+    assert (numbers["rows_an_update"], numbers["num_minibatches"], numbers["num_epochs"]) == (128, 4, 1)
+    assert numbers["lr"] == pytest.approx(2 * experiment.config.algo.hp.lr)
+    for curve in numbers["curves"].values():
+        assert len(curve["one"]) == len(curve["all"]) == 5 and curve["apart"] <= 1e-3
+    table = capsys.readouterr().out
+    assert table.count("pass") == 5 and "FAIL" not in table
+
+
+def test_what_is_wrong_fails(tmp_path, capsys, monkeypatch):
+    """One device trains something else than all of them, and all of them something else the second time."""
+    trained, calls = check._trained, []
+
+    def drifting(compiled):
+        found = trained(compiled)
+        calls.append(compiled)
+        shift = 1e-3 * len(calls)
+        return found._replace(
+            params=[x + shift for x in found.params], run=[x + shift for x in found.run if x.dtype.kind == "f"]
+        )
+
+    monkeypatch.setattr(check, "_trained", drifting)
+    assert not check.check_run(Member(build(*SMALL), tmp_path, "c0ffee00"))
+    numbers = json.loads((tmp_path / "check.json").read_text())
+    assert not numbers["passed"] and not numbers["same_twice"] and numbers["params_difference"] > 1e-5
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
+    assert capsys.readouterr().out.count("FAIL") == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "all_of_them", "apart"),
+    [
+        ([1.0, 2.0, 4.0], [1.0, 2.0, 3.9], pytest.approx(0.025)),
+        ([1.0, 2.0, 4.0], [1.0, 2.0, 4.0], 0.0),
+        ([np.nan, 2.0, 4.0], [np.nan, 2.0, 4.0], 0.0),
+        ([np.nan, 2.0, 4.0], [1.0, 2.0, 4.0], float("inf")),  # an episode ended in one of them only
+        ([np.nan, np.nan], [np.nan, np.nan], None),  # nothing to compare
+    ],
+)
+def test_how_far_curves_are_apart(one, all_of_them, apart):
+    assert check._apart(np.array(one), np.array(all_of_them)) == apart

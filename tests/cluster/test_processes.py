@@ -1,0 +1,234 @@
+"""Several real processes on loopback (Gloo): they train one run, agree, die, and go on. As a user starts them."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from support import environment, rlexp_command, rows, saved, without_clock
+
+pytestmark = pytest.mark.timeout(900)
+
+DEVICES = 4  # of all processes together
+SMALL = (
+    "env=probe/obs_action_reward",
+    "algo.num_envs=8",
+    "algo.num_steps=8",
+    "algo.num_epochs=1",
+    "algo.num_minibatches=2",
+    "algo.normalize_observations=true",
+    "network.hidden=[8]",
+    "eval.num_episodes=4",
+    "eval.every_env_steps=1280",
+    "checkpoint.every_updates=20",
+    "checkpoint.keep_last=100",
+    "total_env_steps=10240",  # 160 updates
+    f"shards={DEVICES}",
+    f"hardware.mesh.data={DEVICES}",
+    "hardware.emulate=true",
+    "logger.wandb.mode=disabled",
+    "logger.curve=false",
+    "logger.progress=plain",
+)
+TIMEOUT_S = 20
+
+
+class Processes(NamedTuple):
+    """The processes of one run, by index; their output goes to files."""
+
+    running: list[subprocess.Popen]
+    outputs: list[Path]
+
+    def wait(self, timeout_s: float = 400) -> list[int]:
+        """Exit codes."""
+        until = time.monotonic() + timeout_s
+        return [p.wait(timeout=max(0.1, until - time.monotonic())) for p in self.running]
+
+    def said(self, index: int) -> str:
+        return self.outputs[index].read_text()
+
+    def kill(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(number, *overrides): that many processes of one run; what is left of them is killed at the end."""
+    started: list[Processes] = []
+
+    def start(number: int, *overrides: str, slurm: bool = False) -> Processes:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        together = (f"processes.number={number}", f"processes.timeout_s={TIMEOUT_S}") if number > 1 else ()
+        outputs = [tmp_path / f"output{len(started)}-{i}" for i in range(number)]
+        running = []
+        for i, output in enumerate(outputs):
+            slurms: dict[str, str] = {}
+            own: tuple[str, ...] = ()
+            if slurm:  # what srun tells its tasks; JAX takes the port from the job's number
+                slurms = {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": str(i)}
+                slurms |= {"SLURM_NTASKS": str(number), "SLURM_PROCID": str(i)}
+            elif number > 1:
+                own = (f"processes.coordinator=localhost:{port}", f"processes.index={i}")
+            command = rlexp_command(*SMALL, *together, *own, *overrides)
+            with output.open("w") as file:
+                running.append(
+                    subprocess.Popen(
+                        command, cwd=tmp_path, env=environment(**slurms), stdout=file, stderr=subprocess.STDOUT
+                    )
+                )
+        started.append(Processes(running, outputs))
+        return started[-1]
+
+    yield start
+    for processes in started:
+        processes.kill()
+
+
+def wait_for_checkpoint(run_dir: Path, update: int, processes: Processes) -> None:
+    until = time.monotonic() + 250
+    while not (run_dir / "checkpoints" / str(update)).exists():
+        assert all(p.poll() is None for p in processes.running), processes.said(0) + processes.said(1)
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def without_gloo(output: str) -> Sequence[str]:
+    """Gloo tells of its connections, and two processes may write into one line of it."""
+    return [line for line in output.splitlines() if line and "connected peer ranks" not in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 4])
+def test_one_is_killed_then_all_and_the_resumed_run_is_the_undisturbed_one(number, start, tmp_path):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    undisturbed = start(number, f"hydra.run.dir={whole}")
+    assert undisturbed.wait() == [0] * number, undisturbed.said(0)
+    # Only process 0 speaks and logs.
+    assert "training to" in undisturbed.said(0)
+    assert [without_gloo(undisturbed.said(i)) for i in range(1, number)] == [[]] * (number - 1)
+    assert [row["env_steps"] for row in rows(whole)] == list(range(1280, 10241, 1280))
+    assert json.loads((whole / "summary.json").read_text())["status"] == "finished"
+
+    # One is killed: the others end by themselves, with a reason.
+    first = start(number, f"hydra.run.dir={halves}")
+    wait_for_checkpoint(halves, 40, first)
+    first.running[1].kill()
+    began = time.monotonic()
+    codes = first.wait(timeout_s=TIMEOUT_S + 60)
+    assert time.monotonic() - began < TIMEOUT_S + 30
+    assert codes[1] == -signal.SIGKILL and 0 not in codes
+    # JAX's runtime says so, or we do: whichever hears of it first ends the process.
+    assert "another task died" in first.said(0) or "another process of this run died" in first.said(0)
+
+    # Then all at once.
+    second = start(number, f"resume={halves}")
+    wait_for_checkpoint(halves, 100, second)
+    second.kill()
+    assert not (halves / "summary.json").exists()
+
+    third = start(number, f"resume={halves}")
+    assert third.wait() == [0] * number, third.said(0)
+    assert json.loads((halves / "summary.json").read_text())["resumed_from"] >= 100 * 64
+    (update, wanted), (_, got) = saved(whole), saved(halves)
+    assert update == 160
+    assert wanted.keys() == got.keys()
+    assert [k for k in wanted if wanted[k].tobytes() != got[k].tobytes()] == []
+    assert without_clock(rows(whole)) == without_clock(rows(halves))
+
+
+@pytest.mark.slow
+def test_a_notice_on_one_host_makes_all_save_the_same_update(start, tmp_path):
+    run_dir = tmp_path / "run"
+    processes = start(2, f"hydra.run.dir={run_dir}", "total_env_steps=1e7")
+    wait_for_checkpoint(run_dir, 20, processes)
+    processes.running[1].send_signal(signal.SIGTERM)
+    assert processes.wait(100) == [0, 0], processes.said(0) + processes.said(1)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert "stopped by another process and saved" in processes.said(0)
+    update, leaves = saved(run_dir)
+    assert summary["env_steps"] == update * 64 == rows(run_dir)[-1]["env_steps"]
+    (step,) = (leaf for path, leaf in leaves.items() if path.endswith("['state']['step']"))
+    assert step == update
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_opens_a_checkpoint(start, tmp_path):
+    """Two save; one with four devices goes on, then one with one. The numbers are those of a run that was always alone."""
+    run_dir, alone = tmp_path / "run", tmp_path / "alone"
+    for number, until, devices in ((2, 40, 4), (1, 80, 4), (1, 100, 1)):
+        total = f"total_env_steps={64 * until}"
+        where = f"resume={run_dir}" if run_dir.exists() else f"hydra.run.dir={run_dir}"
+        processes = start(number, total, where, f"hardware.mesh.data={devices}", "algo.anneal_lr=false")
+        assert processes.wait() == [0] * number, processes.said(0)
+    assert json.loads((run_dir / "summary.json").read_text())["resumed_from"] == 64 * 80
+    processes = start(
+        1, "total_env_steps=6400", f"hydra.run.dir={alone}", "hardware.mesh.data=1", "algo.anneal_lr=false"
+    )
+    assert processes.wait() == [0], processes.said(0)
+    (_, wanted), (_, got) = saved(alone), saved(run_dir)
+    params = [path for path in wanted if path.startswith("['state']['params']")]
+    assert len(params) == 8
+    for path in params:
+        np.testing.assert_allclose(got[path], wanted[path], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_slurms_variables_are_enough(start, tmp_path):
+    """Coordinator, number and index come from them."""
+    processes = start(2, "total_env_steps=2560", f"hydra.run.dir={tmp_path / 'run'}", slurm=True)
+    assert processes.wait() == [0, 0], processes.said(0)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+    assert without_gloo(processes.said(1)) == []
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_processes_that_do_not_find_each_other_say_so(missing, start, tmp_path):
+    """One waits for the other, which never comes: one line, and nothing is left behind."""
+    processes = start(2, "processes.timeout_s=3", f"hydra.run.dir={tmp_path / 'run'}")
+    processes.running[missing].kill()
+    assert processes.wait(100)[1 - missing] == 2
+    line = r"rlexp: processes\.coordinator: 'localhost:\d+' does not bring 2 processes together \(not within 3 s\).*\n"
+    assert re.fullmatch(line, processes.said(1 - missing))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["eval", "profile"])
+def test_one_process_evaluates_and_profiles(run, start, tmp_path):
+    processes = start(1, f"hydra.run.dir={tmp_path / 'run'}", "total_env_steps=64")
+    assert processes.wait(200) == [0], processes.said(0)
+    processes = start(2, f"run={run}", f"resume={tmp_path / 'run'}", f"hydra.run.dir={tmp_path / 'second'}")
+    assert processes.wait(100) == [2, 2], processes.said(0)
+    assert re.fullmatch(
+        rf"rlexp: run: {run} is done by one process, and here are 2.*", without_gloo(processes.said(0))[-1]
+    )
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.slow
+def test_run_check_holds_the_mesh_of_several_processes_against_one_device(start, tmp_path):
+    run_dir = tmp_path / "run"
+    processes = start(2, "run=check", f"hydra.run.dir={run_dir}")
+    assert processes.wait(300) == [0, 0], processes.said(0) + processes.said(1)
+    numbers = json.loads((run_dir / "check.json").read_text())
+    assert numbers["passed"] and numbers["devices"] == DEVICES and 0 < numbers["params_difference"] <= 1e-5
+    assert "the same seed twice" in processes.said(0) and without_gloo(processes.said(1)) == []
+
+
+def test_devices_must_be_shared_out_evenly(start, tmp_path):
+    processes = start(3, f"hydra.run.dir={tmp_path / 'run'}")
+    assert processes.wait(100) == [2, 2, 2]
+    assert re.fullmatch(r"rlexp: processes\.number: 3 processes cannot share the 4 devices .*\n", processes.said(0))
+    assert not (tmp_path / "run").exists()

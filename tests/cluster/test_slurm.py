@@ -1,0 +1,245 @@
+"""`launcher=slurm` on a real Slurm of two nodes, which is made for these tests: what happens to jobs there, happens here."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Cluster
+from support import environment, rlexp_command, rows, saved, without_clock
+
+from rlexp.sweep.manifest import Entry, Manifest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SMALL = (
+    "algo.num_steps=16",
+    "algo.num_minibatches=1",
+    "network.hidden=[8]",
+    "eval.num_episodes=2",
+    "logger=quiet",
+    "compilation_cache=null",
+)
+LONG = (  # 20,000 updates of one pack
+    "total_env_steps=1280000",
+    "eval.every_env_steps=128000",
+    "checkpoint.every_updates=1000",
+    "seed=1,2",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    if not all(shutil.which(p, path=os.environ["PATH"] + ":/usr/sbin") for p in ("slurmctld", "slurmd", "munged")):
+        pytest.skip("Slurm is not installed; on Debian: apt-get install slurm-wlm munge")
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a Slurm of its own")
+    running = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+class Sweeps:
+    """Command lines in a directory, on the cluster."""
+
+    def __init__(self, directory: Path, cluster: Cluster):
+        self.directory, self.cluster = directory, cluster
+        self.env = environment() | cluster.env | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        with (self.directory / "out").open("a") as out:
+            return subprocess.Popen(
+                rlexp_command(*arguments), cwd=self.directory, env=self.env, stdout=out, stderr=subprocess.STDOUT
+            )
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        process = self.start(*arguments)
+        assert process.wait(400) == code, self.said()
+        return self.said()
+
+    def said(self) -> str:
+        logs = "".join(f"== {log}\n{log.read_text()[-2000:]}" for log in self.directory.glob("*/slurm/*.err"))
+        return (self.directory / "out").read_text() + logs
+
+    def jobs(self, where: str = "sweep") -> list[Entry]:
+        return Manifest(self.directory / where).jobs()
+
+    def in_slurm(self, states: str = "running") -> dict[str, str]:
+        """{job id: node} of what is in such a state."""
+        out = self.cluster(
+            "squeue", "--noheader", "--array", f"--states={states}", "--partition=main", "--format=%i %N"
+        )
+        return dict(line.split(maxsplit=1) if " " in line.strip() else (line.strip(), "") for line in out.splitlines())
+
+    def newest(self, where: str = "sweep/packs/*") -> list[int]:
+        """The update of the newest checkpoint of each pack."""
+        found: dict[Path, int] = {}
+        for path in self.directory.glob(f"{where}/checkpoints/[0-9]*"):
+            if path.name.isdigit():
+                found[path.parent] = max(int(path.name), found.get(path.parent, 0))
+        return list(found.values())
+
+    def starts(self) -> int:
+        """How often a worker has begun to train."""
+        return sum(path.read_text().count("[true") for path in self.directory.glob("*/workers/*.jsonl"))
+
+    def wait(self, holds, what: str) -> None:
+        try:
+            self.cluster.wait_until(holds, what, timeout_s=200)
+        except TimeoutError as error:
+            raise AssertionError(self.said()) from error
+
+    def soon(self) -> None:
+        """A requeued job waits for two minutes, if nobody says otherwise."""
+        for job in self.in_slurm("pending"):
+            self.cluster("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
+
+
+@pytest.fixture
+def sweeps(tmp_path, cluster):
+    yield Sweeps(tmp_path, cluster)
+    cluster("scancel", "--user=root", check=False)
+    cluster.wait_until(lambda: not cluster("squeue", "--noheader").strip(), "the queue to be empty", timeout_s=120)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, cluster) -> Path:
+    """The pack of LONG, in one process."""
+    sweeps = Sweeps(tmp_path_factory.mktemp("undisturbed"), cluster)
+    sweeps.run("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "algo.num_epochs=1")
+    return sweeps.directory / "sweep"
+
+
+def same(ours: Path, theirs: Path) -> bool:
+    (update, got), (wanted, expected) = saved(ours), saved(theirs)
+    numbers = update == wanted and [k for k in expected if expected[k].tobytes() != got[k].tobytes()] == []
+    return numbers and without_clock(rows(ours)) == without_clock(rows(theirs))
+
+
+def nothing_lost(sweeps: Sweeps, undisturbed: Path) -> bool:
+    assert [e.status for e in sweeps.jobs()[:2]] == ["finished"] * 2, sweeps.said()
+    assert sweeps.in_slurm("pending,running") == {}
+    return all(same(sweeps.directory / f"sweep/{n}", undisturbed / str(n)) for n in (0, 1))
+
+
+def test_a_sweep_and_what_it_tells(sweeps):
+    """Results as they come, a failure with its reason, and a secret that only the workers see."""
+    sweeps.env["WANDB_API_KEY"] = secret = "0123456789abcdef" * 2 + "5ec4e7f1"
+    key_seen = sweeps.directory / "key"
+    said = sweeps.run(
+        "-m", "hydra.sweep.dir=sweep", *SMALL, "total_env_steps=6400", "launcher=slurm", "launcher.cpus=2",
+        "algo.num_epochs=1,2", "algo.hp.lr=1e-3,1e30", f"launcher.setup=['printenv WANDB_API_KEY | wc -c > {key_seen}']",
+        code=1,
+    )  # fmt: skip
+    assert [e.status for e in sweeps.jobs()] == ["finished", "failed"] * 2
+    assert said.count(": finished: ") == 2 and said.count(": failed: Diverged: ") == 2
+    assert sorted(e.attempt for e in sweeps.jobs()) == [1] * 4
+    assert key_seen.read_text().strip() == str(len(secret) + 1)
+    written = [path for path in sweeps.directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert written == []
+
+
+def test_the_parent_is_killed_and_a_pack_is_told_that_its_time_is_over(sweeps, cluster, undisturbed):
+    line = ("-m", "hydra.sweep.dir=sweep", *SMALL, "algo.num_epochs=1,2", *LONG, "launcher=slurm")
+    parent = sweeps.start(*line)
+    sweeps.wait(lambda: len(sweeps.newest()) == 2, "both packs to save")
+    parent.kill()
+    parent.wait()
+    first = sorted(sweeps.in_slurm())[0]
+    cluster("scancel", "--signal=USR2", first)  # as Slurm does before a job's time is over
+    sweeps.wait(lambda: first in sweeps.in_slurm("pending"), "the pack to be requeued")
+
+    parent = sweeps.start(*line)
+    sweeps.wait(lambda: "of this sweep wait or run in Slurm already" in sweeps.said(), "the parent to find them")
+    sweeps.soon()
+    assert parent.wait(400) == 0, sweeps.said()
+    assert [e.status for e in sweeps.jobs()] == ["finished"] * 4 and sweeps.starts() == 3
+    assert sorted(e.attempt for e in sweeps.jobs()) == [1, 1, 2, 2]
+    assert nothing_lost(sweeps, undisturbed)
+
+
+def test_a_node_is_given_up(sweeps, cluster, undisturbed):
+    """kill -9 of its slurmd: Slurm requeues what ran there, which still runs. The second waits for the first."""
+    parent = sweeps.start("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
+    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+    ((job, node),) = sweeps.in_slurm().items()
+    cluster.kill_node(node)
+    sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "Slurm to give the node up")
+    sweeps.wait(lambda: sweeps.soon() or job in sweeps.in_slurm(), "the other node to take it")
+    cluster.start_node(node)
+    assert parent.wait(400) == 0, sweeps.said()
+    assert nothing_lost(sweeps, undisturbed)
+
+
+def test_urgent_jobs_preempt(sweeps, cluster, undisturbed):
+    parent = sweeps.start("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
+    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+    (job,) = sweeps.in_slurm()
+    cluster("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "it to make room")
+    sweeps.wait(lambda: sweeps.soon() or job in sweeps.in_slurm(), "it to run again")
+    assert parent.wait(400) == 0, sweeps.said()
+    assert sweeps.starts() == 2 and nothing_lost(sweeps, undisturbed)
+
+
+def test_scancel_saves_and_ends_and_the_same_line_goes_on(sweeps, cluster, undisturbed):
+    line = ("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
+    parent = sweeps.start(*line)
+    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+    cluster("scancel", *sweeps.in_slurm())
+    assert parent.wait(100) == 0, sweeps.said()
+    assert [e.status for e in sweeps.jobs()] == ["stopped"] * 2
+    assert sweeps.in_slurm("pending,running") == {}
+    sweeps.run(*line)
+    assert nothing_lost(sweeps, undisturbed)
+
+
+def test_one_job_over_two_nodes(sweeps, cluster):
+    """Without -m. Two processes find each other, are told that their time is over, and go on bit for bit."""
+    mesh = ("hardware.emulate=true", "hardware.mesh.data=2", "algo.num_envs=8", "checkpoint.every_updates=50")
+    line = (*SMALL, *mesh, "total_env_steps=51200", "launcher=slurm", "launcher.nodes=2")
+    parent = sweeps.start("hydra.run.dir=run", *line)
+    sweeps.wait(lambda: max(sweeps.newest("run"), default=0) >= 50, "a checkpoint")
+    (job,) = sweeps.in_slurm()
+    cluster("scancel", "--signal=USR2", job)
+    sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "it to be requeued")
+    sweeps.soon()
+    assert parent.wait(300) == 0, sweeps.said()
+    summary = json.loads((sweeps.directory / "run/summary.json").read_text())
+    assert summary["status"] == "finished" and summary["resumed_from"] >= 6400
+    started = json.loads((sweeps.directory / "run/environment.json").read_text())
+    assert len(started["devices"]) == 2 and len(started["starts"]) == 2
+    sweeps.run("hydra.run.dir=undisturbed", *line)
+    assert same(sweeps.directory / "run", sweeps.directory / "undisturbed")
+
+
+def test_detach_status_cancel(sweeps, cluster):
+    sweeps.run(
+        "-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "algo.num_epochs=1", "launcher=slurm", "launcher.detach=true"
+    )
+    sweeps.wait(lambda: len(sweeps.newest()) == 1, "a checkpoint")
+
+    def sweep(verb: str) -> str:
+        command = [*rlexp_command()[:2], "rlexp.sweep", verb, "sweep"]
+        done = subprocess.run(
+            command, cwd=sweeps.directory, env=sweeps.env, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "running" in sweep("status")
+    sweep("cancel")
+    assert sweeps.in_slurm("pending,running,completing") == {}
+    assert [e.status for e in sweeps.jobs()] == ["stopped"] * 2
+    assert "2 finished" in sweep("resume") + sweep("status")
+
+
+def test_bad_input(sweeps):
+    said = sweeps.run("hydra.run.dir=run", *SMALL, "launcher=slurm", "launcher.partition=nowhere", code=2)
+    assert "rlexp: launcher: sbatch refuses: " in said and "invalid partition" in said.lower()
+    assert not (sweeps.directory / "run").exists()

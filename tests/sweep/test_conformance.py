@@ -1,0 +1,23 @@
+"""Hydra's own suite for launchers, on ours with `pack=off`: then it runs the jobs of any application, one after the other."""
+
+import pytest
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.test_utils.launcher_common_tests import LauncherTestSuite
+
+from hydra_plugins.rlexp_launcher import RlexpLauncher
+
+# The suite's applications name no version_base, of which Hydra warns.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:\\s*The version_base parameter is not specified:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Future Hydra versions will no longer change working directory:UserWarning"),
+]
+
+
+def test_hydra_finds_the_launcher():
+    assert RlexpLauncher.__name__ in [x.__name__ for x in Plugins.instance().discover(Launcher)]
+
+
+@pytest.mark.parametrize(("launcher_name", "overrides"), [("rlexp", ["hydra.launcher.pack=off"])])
+class TestConformance(LauncherTestSuite):
+    """All of it."""

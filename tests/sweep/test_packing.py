@@ -1,0 +1,93 @@
+"""Which jobs share a program, and what a sweep remembers of them."""
+
+from pathlib import Path
+
+import pytest
+from support import build
+
+from rlexp.config import ConfigError
+from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.packing import Job, name, packs
+
+
+def jobs(*command_lines: str) -> list[Job]:
+    found = []
+    for number, line in enumerate(command_lines):
+        experiment = build(*line.split())
+        found.append(
+            Job(number, tuple(line.split()), experiment.node, experiment.config, experiment.modules, Path(str(number)))
+        )
+    return found
+
+
+def numbers(found: list[list[Job]]) -> list[list[int]]:
+    return [[job.number for job in pack] for pack in found]
+
+
+def test_jobs_that_differ_in_traced_fields_share_a_program():
+    lines = ("seed=1", "seed=2 algo.hp.lr=1e-4", "algo.num_steps=64", "algo.hp.gamma=0.9", "algo.num_steps=64 seed=3")
+    assert numbers(packs(jobs(*lines), pack="auto", max_pack=None)) == [[0, 1, 3], [2, 4]]
+    assert numbers(packs(jobs(*lines), pack="auto", max_pack=2)) == [[0, 1], [3], [2, 4]]
+    assert numbers(packs(jobs(*lines), pack="off", max_pack=None)) == [[0], [1], [2], [3], [4]]
+
+
+def test_parameters_of_the_environment_are_traced_too():
+    lines = ("env.params.gravity=9.8", "env.params.gravity=5.0", "env=gymnax/acrobot")
+    assert numbers(packs(jobs(*lines), pack="auto", max_pack=None)) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize(
+    "line", ["precision=bf16", "eval.num_episodes=3", "algo=pqn", "network.hidden=[3]", "run=check"]
+)
+def test_everything_else_is_another_program(line):
+    assert numbers(packs(jobs("seed=1", line, "seed=2"), pack="auto", max_pack=None)) == [[0, 2], [1]]
+
+
+def test_jobs_whose_environments_are_on_the_host_are_never_packed(monkeypatch):
+    from rlexp.sources import rollout
+
+    monkeypatch.setattr(rollout, "PURE", False, raising=False)
+    found = jobs("seed=1", "seed=2")
+    assert numbers(packs(found, pack="auto", max_pack=None)) == [[0], [1]]
+    with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(seed=1\) run on the host"):
+        packs(found, pack="require", max_pack=None)
+
+
+def test_require_refuses_a_job_that_is_alone():
+    assert len(packs(jobs("seed=1", "seed=2"), pack="require", max_pack=None)) == 1
+    with pytest.raises(
+        ConfigError, match=r"launcher.pack: require, but job 1 \(algo=pqn\) shares .* auto\|off\|require"
+    ):
+        packs(jobs("seed=1", "algo=pqn", "seed=2"), pack="require", max_pack=None)
+
+
+def test_the_same_jobs_have_the_same_pack():
+    first, second, other = jobs("seed=1", "seed=2"), jobs("seed=1", "seed=2"), jobs("seed=1", "seed=3")
+    assert name(first) == name(second) != name(other)
+
+
+def test_a_manifest_remembers(tmp_path):
+    manifest = Manifest(tmp_path)
+    assert manifest.add(0, ["seed=1"]).status == "pending"
+    manifest.add(1, ["seed=2"])
+    manifest.change([0, 1], again=True, status="running", pack="abc")
+    manifest.change([1], status="finished", objective=3.5)
+    manifest.remember("command", ["-m", "seed=1,2"])
+    again = Manifest(tmp_path)
+    assert again.add(1, ["seed=2"]).status == "finished"
+    first, second = again.jobs()
+    assert (first.number, first.overrides, first.status, first.attempt, first.pack) == (
+        0,
+        ["seed=1"],
+        "running",
+        1,
+        "abc",
+    )
+    assert (second.objective, second.attempt, second.error) == (3.5, 1, None)
+    assert again.recall("command") == ["-m", "seed=1,2"] and again.recall("nothing") is None
+
+
+def test_a_directory_holds_one_sweep(tmp_path):
+    Manifest(tmp_path).add(0, ["seed=1"])
+    with pytest.raises(ConfigError, match=r"holds another sweep: its job 0 is 'seed=1', not 'seed=7'"):
+        Manifest(tmp_path).add(0, ["seed=7"])
