@@ -4,14 +4,22 @@ import pytest
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import LauncherTestSuite
+from hydra.version import VersionBase
+from packaging.version import Version
 
 from hydra_plugins.rlexp_launcher import RlexpLauncher
 
-# The suite's applications name no version_base, of which Hydra warns.
+# Hydra warns of an application that names no version_base.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:\\s*The version_base parameter is not specified:UserWarning"),
     pytest.mark.filterwarnings("ignore:Future Hydra versions will no longer change working directory:UserWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_process_of_its_own(monkeypatch):
+    """The suite's applications name no version_base, and whatever an earlier test's has named would count for them."""
+    monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.1"))
 
 
 def test_hydra_finds_the_launcher():
