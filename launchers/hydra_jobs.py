@@ -9,9 +9,9 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
 from omegaconf import DictConfig, open_dict
 
-from rlexp import compose
+from rlexp import compose, store
 from rlexp.config import Config, ConfigError, load_module, parse
-from rlexp.sweep.manifest import OVER, Entry, JobFailed, Manifest
+from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, packs, without_launcher
 
 
@@ -35,6 +35,8 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     elsewhere = module.elsewhere(settings)
     groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack)
     _check(groups, elsewhere=elsewhere)
+    if store.is_url(root := jobs[0].config.output_root) and not (sweep_dir / NAME).exists():
+        store.attach(sweep_dir, store.place(root, sweep_dir))
     manifest = Manifest(sweep_dir)
     manifest.own()
     manifest.remember("command", sys.argv[1:])
@@ -57,6 +59,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     for job, one in zip(jobs, composed, strict=True):
         if job.number not in done:
             done[job.number] = _run_job(launcher, one, _as_it_ended(entries[job.number]))
+    store.push(sweep_dir)
     return [done[job.number] for job in jobs]
 
 

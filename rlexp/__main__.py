@@ -15,7 +15,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
-from rlexp import compose, rundir
+from rlexp import compose, rundir, store
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sweep.manifest import JobFailed
 
@@ -26,6 +26,7 @@ class Job(NamedTuple):
     overrides: list[str]
     run_dir: Path
     resume_dir: Path | None  # the run whose checkpoint to start from
+    url: str | None  # where an object store has the run directory
 
 
 def check(overrides: Sequence[str]) -> tuple[Job, Any]:
@@ -49,20 +50,37 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
             f"resume: {config.resume!r} stands in a YAML file; give it on the command line, resume={config.resume}, "
             "since the settings of that run come with it"
         )
+    url = _url(config.output_root, run_dir)
+    if url and config.resume == "auto" and config.run == "train":
+        store.pull(url, run_dir)
     if config.resume == "auto" and config.run == "train":
         resume_dir = run_dir if rundir.is_run(run_dir) else None
         if resume_dir and (kind := rundir.kind(run_dir)) != "train":
             raise ConfigError(
                 f"hydra.run.dir: {directory!r} holds a run={kind}; resume=auto goes on with training only"
             )
-    elif rundir.is_run(run_dir) and not (config.run == "train" and run_dir == resume_dir):
+    elif _holds_run(run_dir, url) and not (config.run == "train" and run_dir == resume_dir):
         raise ConfigError(f"hydra.run.dir: {directory!r} holds a run already; resume=auto goes on with training it")
 
     from rlexp import session  # JAX is imported only now: bad input is answered at once
 
     submits = load_module(modules["launcher"], "launcher").SUBMITS
     experiment = session.prepare(node, config, modules, resume_dir, elsewhere=submits)
-    return Job(list(overrides), run_dir, resume_dir), experiment
+    return Job(list(overrides), run_dir, resume_dir, url), experiment
+
+
+def _holds_run(run_dir: Path, url: str | None) -> bool:
+    return rundir.is_run(run_dir) or (url is not None and store.exists(f"{url}/environment.json"))
+
+
+def _url(output_root: str, run_dir: Path) -> str | None:
+    """Where a run directory is, or will be, in an object store, which can be reached. Raises ConfigError."""
+    url = store.url_of(run_dir)
+    if url is None and store.is_url(output_root) and not rundir.is_run(run_dir):  # a run on the disk stays there
+        url = store.place(output_root, run_dir)
+    if url:
+        store.reach(url)
+    return url
 
 
 def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -72,7 +90,7 @@ def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     if name in ("auto", "null", ""):
         return None, list(overrides)
     node, _ = compose.compose_node([o for o in overrides if compose.override_key(o) in ("output_root", "resume")])
-    resume_dir = rundir.find(node["resume"], Path(node["output_root"]))
+    resume_dir = rundir.find(node["resume"], node["output_root"])
     saved = rundir.read_yaml(resume_dir / "overrides.yaml")
     earlier = [str(o) for o in saved if not _NOT_INHERITED.fullmatch(compose.override_key(str(o)))]
     merged = compose.merge_overrides(earlier, overrides)
@@ -111,8 +129,8 @@ def _run(job: Job, experiment: Any) -> None:
     """One job in its own directory. Raises ConfigError where that cannot be had."""
     from rlexp import distributed
 
-    job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))))
-    fresh, held = _opened(job.run_dir)
+    job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))), url=distributed.share(job.url or ""))
+    fresh, held = _opened(job)
     # Hydra composes the very same again, now with its own side effects: .hydra/, logging, callbacks.
     own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
     silent = [] if distributed.is_lead() else ["hydra.output_subdir=null", "hydra/job_logging=none"]
@@ -141,7 +159,7 @@ def _submit(job: Job, experiment: Any) -> None:
     from rlexp.sweep import packing
     from rlexp.sweep.manifest import Manifest
 
-    fresh, held = _opened(job.run_dir)
+    fresh, held = _opened(job)
     held.close()  # the run's own process locks it
     config, goes_on = experiment.config, job.resume_dir == job.run_dir
     own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
@@ -159,22 +177,30 @@ def _submit(job: Job, experiment: Any) -> None:
     except ConfigError:
         rundir.remove(fresh)
         raise
+    store.push(job.run_dir)
     (entry,) = manifest.jobs()
     if entry.status == "failed":
         raise JobFailed(str(entry.error))
 
 
-def _opened(run_dir: Path) -> tuple[list[Path], Any]:
+def _opened(job: Job) -> tuple[list[Path], Any]:
     """Makes and locks the run directory in the lead; (what was made, the lock). Raises ConfigError, in all processes."""
     from rlexp import distributed
 
+    run_dir = job.run_dir
     if not distributed.is_lead():
         if trouble := distributed.share(""):
             raise ConfigError(trouble)
-        return [], contextlib.nullcontext()
+        fresh = rundir.missing(run_dir) if job.url else []
+        if job.url:  # on a disk of its own: this process, too, is to know where the checkpoints are
+            run_dir.mkdir(parents=True, exist_ok=True)
+            store.attach(run_dir, job.url)
+        return fresh, contextlib.nullcontext()
     try:
         fresh = rundir.create(run_dir)
         held = rundir.lock(run_dir)
+        if job.url:
+            store.attach(run_dir, job.url)
     except ConfigError as error:
         distributed.share(str(error))
         raise
@@ -185,7 +211,9 @@ def _opened(run_dir: Path) -> tuple[list[Path], Any]:
 def _sweep(overrides: Sequence[str]) -> None:
     """Hydra's sweeper makes jobs, and the launcher runs them. Raises ConfigError; JobFailed once all jobs are over."""
     # One of the jobs first: what is wrong with all of them is told as it is told of a run.
-    parse(compose.compose_node(_first_job(overrides))[0], Config)
+    config, _ = parse(compose.compose_node(_first_job(overrides))[0], Config)
+    if store.is_url(config.output_root):
+        store.reach(config.output_root)
     from rlexp import scaling
 
     with compose.one_line():

@@ -4,6 +4,9 @@ A checkpoint is the directory `<update>/`: `run/` holds the arrays, `meta/` a JS
 and CRC-32 of each file of the two. All of it is written under a temporary name, and then renamed: a checkpoint is there
 whole or not at all. The checksums are compared before anything is read, since Orbax alone returns wrong numbers for a
 flipped bit, and for a truncated file prints tracebacks from its threads.
+
+In an object store, where a rename is a copy, Orbax writes under the final name, and `commit_success.txt` last. There a
+directory without it is what a killed save left, and counts as a temporary one.
 """
 
 import asyncio
@@ -22,8 +25,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
-from rlexp import checksums
+from rlexp import checksums, store
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, Positive, schema
+from rlexp.store import AnyPath
 from rlexp.types import PyTree
 
 log = logging.getLogger(__name__)
@@ -74,7 +78,7 @@ class Restored(NamedTuple):
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def make(config: Config, directory: Path) -> Checkpointer:
+def make(config: Config, directory: AnyPath) -> Checkpointer:
     """Opens `directory` for writing; it is made where there is none, and what a killed save left there is removed.
 
     Raises:
@@ -83,11 +87,11 @@ def make(config: Config, directory: Path) -> Checkpointer:
     if not config.enabled:
         return Checkpointer(lambda update, run, meta, metric: None, lambda: None, lambda: None)
     ocp = _orbax()
-    directory = Path(directory).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
+    if not (remote := store.is_remote(directory)):
+        directory = Path(directory).absolute()
+        directory.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
-        for leftover in directory.glob(f"*{_TEMPORARY}*"):
-            shutil.rmtree(leftover)
+        _remove_leftovers(directory)
     _in_step("rlexp: leftovers removed")
     inherited = _steps(directory)  # the checkpoints of earlier processes
     metrics: dict[int, float] = {}  # by update
@@ -110,7 +114,8 @@ def make(config: Config, directory: Path) -> Checkpointer:
     manager = ocp.CheckpointManager(directory, options=options)
 
     def write_checksums(update: int) -> None:
-        (step,) = directory.glob(f"{update}{_TEMPORARY}*")  # about to be renamed
+        name = str(update) if remote else f"{update}{_TEMPORARY}*"  # about to be renamed
+        (step,) = directory.glob(name)
         checksums.write(step, ("run", "meta"))
 
     def save(update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
@@ -152,7 +157,9 @@ def make(config: Config, directory: Path) -> Checkpointer:
     return Checkpointer(save, wait, close)
 
 
-def put(config: Config, directory: Path, update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
+def put(
+    config: Config, directory: AnyPath, update: int, run: PyTree, meta: dict[str, Any], metric: float | None
+) -> None:
     """Saves one checkpoint, and waits for it; what is in `directory` no longer points to a pack. Raises OSError."""
     saver = make(config, directory)
     try:
@@ -162,15 +169,16 @@ def put(config: Config, directory: Path, update: int, run: PyTree, meta: dict[st
     leave_pack(directory)
 
 
-def leave_pack(directory: Path) -> None:
+def leave_pack(directory: AnyPath) -> None:
     """What is in `directory` no longer points to a pack."""
     (directory / _POINTER).unlink(missing_ok=True)
 
 
-def point_to_pack(config: Config, directory: Path, pack_directory: Path, member: int) -> None:
+def point_to_pack(config: Config, directory: AnyPath, pack_directory: AnyPath, member: int) -> None:
     """Makes the checkpoints of a pack those of one of its members too: whatever opens `directory` finds its part of them."""
     if config.enabled:
-        directory.mkdir(parents=True, exist_ok=True)
+        if not store.is_remote(directory):
+            directory.mkdir(parents=True, exist_ok=True)
         relative = os.path.relpath(pack_directory, directory)
         (directory / _POINTER).write_text(json.dumps({"directory": relative, "member": member}))
 
@@ -200,7 +208,7 @@ def _check_leaves(run: PyTree) -> None:
 
 
 @contextlib.contextmanager
-def _told_in_one_line(directory: Path) -> Iterator[None]:
+def _told_in_one_line(directory: AnyPath) -> Iterator[None]:
     """Whatever goes wrong while saving becomes an OSError of one line that names the directory."""
     try:
         yield
@@ -212,11 +220,11 @@ def _told_in_one_line(directory: Path) -> Iterator[None]:
         raise OSError(f"no checkpoint could be written to {directory}: {reason}") from error
 
 
-def _set_aside(directory: Path, updates: Sequence[int]) -> None:
+def _set_aside(directory: AnyPath, updates: Sequence[int]) -> None:
     """Renames checkpoints to `<update>.set-aside`, which nothing reads; the user may still want them."""
     if jax.process_index() == 0:
         for update in updates:
-            taken = len(list(directory.glob(f"{update}.set-aside*")))
+            taken = sum(name.startswith(f"{update}.set-aside") for name in _names(directory))
             target = directory / f"{update}.set-aside{taken or ''}"
             (directory / str(update)).rename(target)
             log.warning("%s is damaged, or later than this run: it is now %s", directory / str(update), target.name)
@@ -232,7 +240,7 @@ def _in_step(name: str) -> None:
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-def restore(directory: Path, abstract_run: PyTree, *, warn: Warn) -> Restored | None:
+def restore(directory: AnyPath, abstract_run: PyTree, *, warn: Warn) -> Restored | None:
     """The newest checkpoint, bit for bit; None where there is none. Damaged ones are passed over, with a warning each.
 
     Args:
@@ -245,12 +253,12 @@ def restore(directory: Path, abstract_run: PyTree, *, warn: Warn) -> Restored | 
     return _restore(directory, (), abstract_run, ("run", "meta"), warn)
 
 
-def restore_state(directory: Path, abstract_state: PyTree, *, warn: Warn) -> Restored | None:
+def restore_state(directory: AnyPath, abstract_state: PyTree, *, warn: Warn) -> Restored | None:
     """As `restore`, but only Run.state, to act and evaluate with. The rest is not read, and may differ."""
     return _restore(directory, ("state",), abstract_state, ("meta",), warn)
 
 
-def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) -> Restored | None:
+def restore_into(directory: AnyPath, fresh_run: PyTree, *, what: What, warn: Warn) -> Restored | None:
     """`fresh_run` with as much of the newest checkpoint as `what` says; nothing else is read from the disk.
 
     learner: state.params, state.normaliser, and state.opt_state with its step counters; if another optimiser was saved,
@@ -276,9 +284,9 @@ def restore_into(directory: Path, fresh_run: PyTree, *, what: What, warn: Warn) 
     return Restored(int(step.name), run, found.meta())
 
 
-def latest_meta(directory: Path) -> dict[str, Any] | None:
+def latest_meta(directory: AnyPath) -> dict[str, Any] | None:
     """The meta of the newest checkpoint whose files are all there; no array is read. None where there is none."""
-    for found in _candidates(Path(directory)):
+    for found in _candidates(directory):
         if checksums.fault(found.step, ("meta",)) is None:
             return found.meta()
     return None
@@ -292,7 +300,7 @@ def size_bytes(run: PyTree) -> int:
 class _Found(NamedTuple):
     """A checkpoint of a Run; with `member`, the part of it that is one member's."""
 
-    step: Path
+    step: AnyPath
     member: int | None
 
     def meta(self) -> dict[str, Any]:
@@ -305,19 +313,19 @@ class _Found(NamedTuple):
         return meta | alone | {"failed": {"0": why} if why else {}}
 
 
-def _candidates(directory: Path) -> list[_Found]:
+def _candidates(directory: AnyPath) -> list[_Found]:
     """Checkpoints of a directory and of the pack that it points to, newest first; of equals its own."""
     found = [_Found(directory / str(update), None) for update in _steps(directory)]
     with contextlib.suppress(FileNotFoundError):
-        pointer = json.loads((directory / _POINTER).read_text())
-        pack = Path(os.path.normpath(directory / pointer["directory"]))
+        pointer = json.loads(store.read_text(directory / _POINTER))
+        pack = store.join(directory, pointer["directory"])
         found += [_Found(pack / str(update), pointer["member"]) for update in _steps(pack)]
     return sorted(found, key=lambda f: (-int(f.step.name), f.member is not None))
 
 
-def _newest(directory: Path, checked: Sequence[str], warn: Warn) -> _Found | None:
+def _newest(directory: AnyPath, checked: Sequence[str], warn: Warn) -> _Found | None:
     """The newest checkpoint without a fault; see `checksums.fault` for `checked`."""
-    directory, faults = Path(directory), []
+    faults = []
     for found in _candidates(directory):
         fault = checksums.fault(found.step, checked)
         if fault is None:
@@ -330,7 +338,7 @@ def _newest(directory: Path, checked: Sequence[str], warn: Warn) -> _Found | Non
     return None
 
 
-def _restore(directory: Path, at: Keys, abstract: PyTree, checked: Sequence[str], warn: Warn) -> Restored | None:
+def _restore(directory: AnyPath, at: Keys, abstract: PyTree, checked: Sequence[str], warn: Warn) -> Restored | None:
     found = _newest(directory, checked, warn)
     return Restored(int(found.step.name), _read(found, at, abstract), found.meta()) if found else None
 
@@ -354,7 +362,7 @@ def _as_saved(found: _Found, abstract: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((members, *x.shape[1:]), x.dtype), abstract)
 
 
-def _read_all(step: Path, at: Keys, abstract: PyTree) -> PyTree:
+def _read_all(step: AnyPath, at: Keys, abstract: PyTree) -> PyTree:
     ocp = _orbax()
 
     def onto(leaf: Any) -> Any:
@@ -372,8 +380,8 @@ def _read_all(step: Path, at: Keys, abstract: PyTree) -> PyTree:
     return read
 
 
-def _read_meta(step: Path) -> dict[str, Any]:
-    return json.loads((step / "meta" / "metadata").read_text())
+def _read_meta(step: AnyPath) -> dict[str, Any]:
+    return json.loads(store.read_text(step / "meta" / "metadata"))
 
 
 # --- structure --------------------------------------------------------------------------------------------------------
@@ -413,10 +421,37 @@ _TEMPORARY = ".orbax-checkpoint-tmp"  # how Orbax names what it has not yet rena
 _POINTER = "pack.json"  # where the checkpoints of a member's pack are
 
 
-def _steps(directory: Path) -> list[int]:
+_COMMITTED = "commit_success.txt"  # what Orbax writes last in an object store
+
+
+def _steps(directory: AnyPath) -> list[int]:
     """The updates that are saved, in order; temporary directories and those set aside are left out."""
-    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    if store.is_remote(directory):
+        files = store.sizes(directory)
+        names = [name.split("/")[0] for name in files if name.endswith(f"/{_COMMITTED}") and name.count("/") == 1]
+        names = [name for name in names if f"{name}/{checksums.NAME}" in files]
+    else:
+        names = _names(directory)
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _names(directory: AnyPath) -> set[str]:
+    """What lies in a directory; nothing where there is none."""
+    if store.is_remote(directory):
+        return {name.split("/")[0] for name in store.sizes(directory)}
+    return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+
+
+def _remove_leftovers(directory: AnyPath) -> None:
+    """What saves that were killed have left."""
+    if store.is_remote(directory):
+        whole = {str(update) for update in _steps(directory)}
+        for name in _names(directory):
+            if name.isdecimal() and name not in whole:
+                store.remove(directory / name)
+        return
+    for leftover in directory.glob(f"*{_TEMPORARY}*"):
+        shutil.rmtree(leftover)
 
 
 # --- Orbax ------------------------------------------------------------------------------------------------------------
@@ -426,7 +461,10 @@ def _orbax() -> Any:
     """Orbax, imported when it is needed first, since that takes a quarter of a second; it then logs no more."""
     import orbax.checkpoint as ocp
     from orbax.checkpoint._src import asyncio_utils
+    from orbax.checkpoint._src.path import gcs_utils
 
+    # It asks for a right to the bucket that who may write objects need not have; to no, empty folders stay at most.
+    gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
     logging.getLogger("absl").addFilter(_not_from_orbax)
     asyncio_utils._run_sync_via_new_loop = _run_to_the_end
     return ocp

@@ -1,40 +1,56 @@
-"""Sizes and CRC-32s of a folder's files, in a file beside them: what was written is what is read, or it is told."""
+"""Sizes and CRC-32s of a folder's files, in a file beside them: what was written is what is read, or it is told.
+
+In an object store sizes alone: it guards the bytes with checksums of its own, and to read all would double the traffic.
+"""
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_NAME = "checksums.json"
+from rlexp import store
+from rlexp.store import AnyPath
+
+NAME = "checksums.json"
 
 
-def write(folder: Path, items: Sequence[str]) -> None:
+def write(folder: AnyPath, items: Sequence[str]) -> None:
     """Of all files in the folders `items` of `folder`."""
-    files = [path for item in items for path in sorted((folder / item).rglob("*")) if path.is_file()]
-    sums = {path.relative_to(folder).as_posix(): [path.stat().st_size, _crc(path)] for path in files}
-    (folder / _NAME).write_text(json.dumps(sums))
+    (folder / NAME).write_text(json.dumps(_sums(folder, items)))
 
 
-def fault(folder: Path, checked: Sequence[str]) -> str | None:
+def _sums(folder: AnyPath, items: Sequence[str]) -> Mapping[str, list[int | None]]:
+    if store.is_remote(folder):
+        return {name: [size, None] for name, size in store.sizes(folder).items() if name.split("/")[0] in items}
+    files = [path for item in items for path in sorted((Path(folder) / item).rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): [path.stat().st_size, _crc(path)] for path in files}
+
+
+def fault(folder: AnyPath, checked: Sequence[str]) -> str | None:
     """What is wrong: all sizes are compared, and the bytes of the items named in `checked`. None where nothing is.
 
     For a part of what is there the sizes must do, since reading a whole replay to check it would take long.
     """
     try:
-        sums = json.loads((folder / _NAME).read_text())
+        sums = json.loads(store.read_text(folder / NAME))
+        there = store.sizes(folder) if store.is_remote(folder) else None
         for name, (size, crc) in sums.items():
-            if (folder / name).stat().st_size != size:
-                return f"{name} has {(folder / name).stat().st_size} bytes instead of {size}"
-            if name.split("/")[0] in checked and _crc(folder / name) != crc:
+            if there is not None and name not in there:
+                return f"{name} is missing"
+            found = Path(folder, name).stat().st_size if there is None else there[name]
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if name.split("/")[0] in checked and crc is not None and _crc(folder / name) != crc:
                 return f"{name} has other bytes than were written"
     except FileNotFoundError as error:
-        return f"{Path(error.filename).relative_to(folder)} is missing"
+        name = NAME if store.is_remote(folder) else Path(error.filename).relative_to(folder)
+        return f"{name} is missing"
     except (OSError, ValueError, AttributeError, TypeError) as error:
         return f"it cannot be read ({error})"
-    return None if sums else f"{_NAME} is empty"
+    return None if sums else f"{NAME} is empty"
 
 
-def _crc(path: Path) -> int:
+def _crc(path: AnyPath) -> int:
     crc = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -13,6 +13,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlexp import store
 from rlexp.config import ConfigError, nearest
 from rlexp.rundir import new_id
 
@@ -23,10 +24,14 @@ _PROCESS_ID = new_id()
 
 
 def register_resolvers() -> None:
-    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product."""
+    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; the others are of `rlexp.store`."""
     with either_hydra():
         OmegaConf.register_new_resolver("run_id", lambda: _PROCESS_ID, replace=True)
         OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
+        OmegaConf.register_new_resolver("local_root", lambda root: store.local_root(str(root)), replace=True)
+        OmegaConf.register_new_resolver(
+            "cache_dir", lambda root, local: store.cache_dir(str(root), local), replace=True
+        )
 
 
 @contextlib.contextmanager

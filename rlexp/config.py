@@ -148,11 +148,11 @@ class Config:
     sweeper: Host[Part]
     """Which jobs `-m` runs: sweeper=grid, random, optuna."""
     resume: Host[str | None]
-    """auto (the run's own directory), a run directory, or a W&B id found under output_root."""
+    """auto (the run's own directory), a run directory or its URL, or a W&B id found under output_root."""
     output_root: Host[str]
-    """Where run directories are made: <output_root>/<date>/<time>-<id>."""
+    """Where run directories are made: <output_root>/<date>/<time>-<id>; or gs://<bucket>/<prefix>, an object store."""
     compilation_cache: Host[str | None]
-    """Folder of the persistent compilation cache; null switches it off."""
+    """Folder of the persistent compilation cache, which may be a gs:// URL; null switches it off."""
     debug: DebugConfig
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from rlexp import experiment as experiments
-from rlexp import rundir
+from rlexp import rundir, store
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env
@@ -53,12 +53,14 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     """Opens the newest sound checkpoint of a run, on one device.
 
     Args:
-      run_dir: the run directory.
+      run_dir: the run directory, or its URL in an object store.
       node: a resolved configuration to use in place of the run's own config.yaml.
 
     Raises:
       ConfigError: there is no run, no checkpoint, or the configuration does not fit it.
     """
+    if isinstance(run_dir, str) and store.is_url(run_dir, "load"):
+        run_dir = rundir.fetch(run_dir)
     run_dir = Path(run_dir).absolute()
     if node is None:
         if not (run_dir / "config.yaml").exists():
@@ -66,13 +68,13 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
         node = dict(rundir.read_yaml(run_dir / "config.yaml"))
     config, modules = parse(node, Config)
     checkpoint = load_module(modules["checkpoint"], "checkpoint")
-    meta = checkpoint.latest_meta(run_dir / "checkpoints")
+    meta = checkpoint.latest_meta(store.checkpoints(run_dir))
     if meta is None:
         raise ConfigError(f"resume: {str(run_dir)!r} has no checkpoint that can be read")
     experiment = experiments.build(node, num_shards=meta["num_shards"])
     init = lambda: experiment.algorithm.init(jax.random.key(0), jax.tree.map(np.float32, experiment.hp))  # noqa: E731
     abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), jax.eval_shape(init))
-    restored = checkpoint.restore_state(run_dir / "checkpoints", abstract, warn=warnings.warn)
+    restored = checkpoint.restore_state(store.checkpoints(run_dir), abstract, warn=warnings.warn)
     state = jax.tree.map(lambda x: x[0], restored.run)
     env = experiment.env_of(experiment.env_params)
     explore = config.eval.mode == "sampled"

@@ -19,7 +19,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.profiler import ProfileData, ProfileOptions, StepTraceAnnotation
 
-from rlexp import program, rundir
+from rlexp import program, rundir, store
 from rlexp.evaluate import episode_means
 from rlexp.experiment import Experiment
 from rlexp.layout import Layout, over_members
@@ -90,7 +90,7 @@ def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path
     """The run to profile, and the update that it goes on from, if it does."""
     if resume_dir is None:
         return compiled.init(), None
-    checkpoint, what, where = lead.part("checkpoint"), lead.config.checkpoint.restore, resume_dir / "checkpoints"
+    checkpoint, what, where = lead.part("checkpoint"), lead.config.checkpoint.restore, store.checkpoints(resume_dir)
     if what == "all":
         found = checkpoint.restore(where, traced.abstract_run, warn=warnings.warn)
         return (found.run, found.update) if found else (compiled.init(), None)

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
+from rlexp import store
 from rlexp.config import ConfigError
 
 PACKAGES = (
@@ -60,25 +61,53 @@ def kind(run_dir: Path) -> str:
     return read_yaml(run_dir / "config.yaml")["run"]
 
 
-def find(resume: str, output_root: Path) -> Path:
-    """The run directory that `resume` names: a path, or the id of a run under the output root.
+def find(resume: str, output_root: str | Path) -> Path:
+    """The run directory that `resume` names: a path, a URL, or the id of a run under the output root.
+
+    Of a run in an object store it is the working copy, which is brought up to date.
 
     Raises:
       ConfigError: there is none, or it holds no run.
     """
-    path = Path(resume)
+    if store.is_url(resume, "resume"):
+        return fetch(resume)
+    path, output_root = Path(resume), str(output_root)
     if path.is_dir():
         if is_run(path):
-            return path.resolve()
+            return _refreshed(path.resolve())
         raise ConfigError(f"resume: {resume!r} is a directory without a run in it (no environment.json)")
     if re.fullmatch(r"[0-9a-z]{8}", resume):
-        for found in sorted(output_root.glob("**/environment.json")):
+        for found in sorted(Path(store.local_root(output_root)).glob("**/environment.json")):
             if (read_json(found) or {}).get("run_id") == resume:
-                return found.parent.resolve()
-        raise ConfigError(f"resume: no run with the id {resume!r} under output_root {str(output_root)!r}")
+                return _refreshed(found.parent.resolve())
+        if store.is_url(output_root):
+            store.reach(output_root)
+            for url, text in sorted(store.read_all(output_root, "environment.json").items()):
+                if json.loads(text).get("run_id") == resume:
+                    return fetch(url)
+        raise ConfigError(f"resume: no run with the id {resume!r} under output_root {output_root!r}")
     raise ConfigError(
         f"resume: {resume!r} is neither a run directory nor a run's id; allowed: auto, a run directory, a W&B id"
     )
+
+
+def fetch(url: str) -> Path:
+    """The working copy of a run in an object store, brought up to date. Raises ConfigError where there is no such run."""
+    url = url.rstrip("/")
+    store.reach(url)
+    if (text := store.read_text_or_none(f"{url}/config.yaml")) is None:
+        raise ConfigError(f"resume: {url!r} holds no run (it has no config.yaml)")
+    directory = store.working_copy(url, str(OmegaConf.select(OmegaConf.create(text), "output_root")))
+    store.pull(url, directory)
+    return directory.resolve()
+
+
+def _refreshed(run_dir: Path) -> Path:
+    """Another machine may have gone on with a run in an object store."""
+    if url := store.url_of(run_dir):
+        store.reach(url)
+        store.pull(url, run_dir)
+    return run_dir
 
 
 def create(run_dir: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from rlexp import distributed, hardware, rundir
+from rlexp import distributed, hardware, rundir, store
 from rlexp import experiment as experiments
 from rlexp.config import Config, ConfigError
 from rlexp.evaluate import episode_means
@@ -44,7 +44,7 @@ def prepare(
         connect(config)
     experiments.load_module(modules["logger"], "logger").check(config.logger)
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
-    meta = checkpoint.latest_meta(resume_dir / "checkpoints") if resume_dir else None
+    meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
     experiment = experiments.build(node, num_shards=meta["num_shards"] if meta else None)
     if config.run == "plan":
         hardware.describe(config.hardware)
@@ -81,8 +81,12 @@ def configure_jax(config: Config) -> None:
     jax.config.update("jax_disable_jit", not config.debug.jit)
     jax.config.update("jax_log_compiles", config.debug.log_compiles)
     if config.compilation_cache:
+        in_store = store.is_url(config.compilation_cache, "compilation_cache")
+        if in_store:
+            store.prepare()
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        # A small program is compiled sooner than it is put into a store.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5 if in_store else 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
@@ -91,7 +95,16 @@ def run(experiment: Experiment, run_dir: Path, resume_dir: Path | None, override
     run_id = distributed.share(rundir.id_of(run_dir))
     if distributed.is_lead():
         rundir.describe(run_dir, run_id=run_id, node=experiment.node, overrides=overrides, devices=jax.devices())
-    member = Member(experiment, run_dir, run_id)
+        store.push(run_dir)  # a store that cannot be written is told before anything is compiled
+    try:
+        return _run(Member(experiment, run_dir, run_id), resume_dir)
+    finally:
+        if distributed.is_lead():
+            store.push(run_dir)
+
+
+def _run(member: Member, resume_dir: Path | None) -> float | None:
+    experiment = member.experiment
     if experiment.config.run == "eval":
         assert resume_dir is not None
         return evaluate_run(member, resume_dir)
@@ -104,7 +117,7 @@ def run(experiment: Experiment, run_dir: Path, resume_dir: Path | None, override
         from rlexp.check import check_run
 
         if not check_run(member):
-            raise CheckFailed(f"run=check: not all passed; the numbers are in {run_dir / 'check.json'}")
+            raise CheckFailed(f"run=check: not all passed; the numbers are in {member.dir / 'check.json'}")
         return None
     if experiment.config.run == "profile":
         from rlexp.profile import profile_run

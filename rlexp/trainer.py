@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlexp import distributed, hardware, program, rundir
+from rlexp import distributed, hardware, program, rundir, store
 from rlexp.evaluate import Episodes, episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
 from rlexp.layout import Layout
@@ -92,12 +92,12 @@ def train_pack(
     warnings: list[str] = []
     restored = None
     if resume and resume.what == "all":
-        restored = checkpoint.restore(resume.dir / "checkpoints", traced.abstract_run, warn=warnings.append)
+        restored = checkpoint.restore(store.checkpoints(resume.dir), traced.abstract_run, warn=warnings.append)
     first_update, earlier_wall_s = (restored.update, restored.meta["wall_s"]) if restored else (0, 0.0)
     first_env_steps = lead.env_steps(first_update) if restored else 0
     is_lead = distributed.is_lead()
     for member in members if is_lead else ():
-        (member.dir / "summary.json").unlink(missing_ok=True)  # it says how the run ended, and the run goes on
+        store.unlink(member.dir / "summary.json")  # it says how the run ended, and the run goes on
     infos = [
         RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s)
         for m in members
@@ -129,13 +129,15 @@ def train_pack(
         progress.note(f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps")
         run = _with_total(restored.run, lead) if restored else compiled.init()
         if resume and resume.what != "all":
-            found = checkpoint.restore_into(resume.dir / "checkpoints", run, what=resume.what, warn=progress.warn)
+            found = checkpoint.restore_into(store.checkpoints(resume.dir), run, what=resume.what, warn=progress.warn)
             run = found.run if found else run
         del restored
-        saver = checkpoint.make(config.checkpoint, directory / "checkpoints")
+        saver = checkpoint.make(config.checkpoint, store.checkpoints(directory))
         for i, member in enumerate(members):
             if member.dir != directory and i not in failed:
-                checkpoint.point_to_pack(config.checkpoint, member.dir / "checkpoints", directory / "checkpoints", i)
+                checkpoint.point_to_pack(
+                    config.checkpoint, store.checkpoints(member.dir), store.checkpoints(directory), i
+                )
 
         fingerprints = [{"run_id": m.run_id, "fingerprint": resume_fingerprint(m.experiment)} for m in members]
 
@@ -149,7 +151,7 @@ def train_pack(
                 raise error
             progress.warn(f"{members[i].dir}: {failed[i]}; the others go on")
             one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), traced.abstract_run)
-            folder = members[i].dir / "checkpoints"
+            folder = store.checkpoints(members[i].dir)
             saver.wait()
             good = checkpoint.restore(folder, one, warn=progress.warn)
             with contextlib.suppress(OSError):  # its disk is full, perhaps
@@ -243,11 +245,13 @@ def train_pack(
                 try:
                     part = jax.tree.map(lambda x, i=i: x[i : i + 1], run)
                     meta = meta_now() | {"objectives": [objectives[i]], "members": [fingerprints[i]], "failed": {}}
-                    checkpoint.put(config.checkpoint, members[i].dir / "checkpoints", update, part, meta, objectives[i])
+                    checkpoint.put(
+                        config.checkpoint, store.checkpoints(members[i].dir), update, part, meta, objectives[i]
+                    )
                 except OSError as error:
                     fail(i, error)
         for member, logger in zip(members, loggers, strict=True):
-            logger.checkpoint(member.dir / "checkpoints", lead.env_steps(update))
+            logger.checkpoint(store.checkpoints(member.dir), lead.env_steps(update))
         if update > first_update:
             summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
         elif update >= lead.total_updates:
@@ -265,6 +269,8 @@ def train_pack(
             summaries[i] |= {"status": "failed", "error": why}
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
             closing.callback(progress.close)
+            if is_lead:
+                closing.callback(store.push, *(member.dir for member in members))
             for member, logger, one in zip(members, loggers, summaries, strict=True):
                 if is_lead:
                     closing.callback(rundir.write_json, member.dir / "summary.json", one)

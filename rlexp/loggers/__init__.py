@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from rlexp import store
 from rlexp.config import Count, Flag, Host, schema
-from rlexp.loggers import curve, jsonl, progress, tensorboard, wandb
+from rlexp.loggers import curve, jsonl, mirror, progress, tensorboard, wandb
 from rlexp.loggers.base import Logger, Row, RunInfo, fan_out, never_fatal
 from rlexp.loggers.progress import Progress
 from rlexp.loggers.wandb import WandbConfig
@@ -57,13 +58,18 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
     records = [jsonl.make(info.dir / jsonl.NAME, start_env_steps=info.start_env_steps) for info in infos]
     display = progress.make(config.progress, infos)
     runs = wandb.make(config.wandb, infos, note=display.note, warn=display.warn)
+    mirrors: list[Logger | None] = [None] * len(infos)
+    if any(store.url_of(info.dir) for info in infos):
+        mirrors = [*mirror.make([info.dir for info in infos], display.warn)]
     loggers = []
-    for info, record, run in zip(infos, records, runs, strict=True):
+    for info, record, run, copied in zip(infos, records, runs, mirrors, strict=True):
         members = [record, run]  # the record first: the curve is drawn from it
         if config.tensorboard:
             members.append(never_fatal("TensorBoard", tensorboard.make(info), display.warn))
         if config.curve:
             members.append(never_fatal("curve.png", curve.make(info.dir), display.warn))
+        if copied:
+            members.append(copied)  # last: what the others have written goes into the store
         loggers.append(fan_out(members))
     return loggers, display
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlexp.store import AnyPath
+
 Row = dict[str, Any]  # one metric line: env_steps and wall_s, then {name: number, or None for an empty count}
 
 
@@ -44,7 +46,7 @@ class Logger(NamedTuple):
     """Where the metrics of one run go. Called from one thread."""
 
     log: Callable[[Row], None]  # one line
-    checkpoint: Callable[[Path, int], None] = _nothing  # (directory, env_steps): a checkpoint was committed
+    checkpoint: Callable[[AnyPath, int], None] = _nothing  # (directory, env_steps): a checkpoint was committed
     close: Callable[[dict[str, Any]], None] = _nothing  # the summary (status, objective, ...); ends the logger
     sync: Callable[[], None] = _nothing  # what was logged is on the disk; called before a checkpoint is made
 
@@ -56,7 +58,7 @@ def fan_out(loggers: Sequence[Logger]) -> Logger:
         for logger in loggers:
             logger.log(row)
 
-    def checkpoint(path: Path, env_steps: int) -> None:
+    def checkpoint(path: AnyPath, env_steps: int) -> None:
         for logger in loggers:
             logger.checkpoint(path, env_steps)
 

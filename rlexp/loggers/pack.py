@@ -14,6 +14,7 @@ import numpy as np
 
 from rlexp.loggers import jsonl
 from rlexp.loggers.base import Logger, Row, RunInfo, differences, is_finite
+from rlexp.store import AnyPath
 
 _SAME = ("throughput/", "time/")  # of the program: every member has the same number
 
@@ -56,7 +57,7 @@ def members(one: Logger, num_members: int) -> list[Logger]:
     Of checkpoints it is told the best member's, at the end.
     """
     rows: list[Row] = []  # of one step, until all are here
-    checkpoints: dict[int, tuple[Path, int]] = {}
+    checkpoints: dict[int, tuple[AnyPath, int]] = {}
     summaries: dict[int, dict[str, Any]] = {}
 
     def flush() -> None:
@@ -72,7 +73,7 @@ def members(one: Logger, num_members: int) -> list[Logger]:
             flush()
 
     def member(i: int) -> Logger:
-        def checkpoint(path: Path, env_steps: int) -> None:
+        def checkpoint(path: AnyPath, env_steps: int) -> None:
             checkpoints[i] = path, env_steps
 
         def close(summary: dict[str, Any]) -> None:

@@ -17,13 +17,14 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from rlexp import store
 from rlexp.config import Flag, Host, Positive, schema
 from rlexp.loggers import jsonl, pack
 from rlexp.loggers.base import Logger, Row, RunInfo, number, one_line
+from rlexp.store import AnyPath
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 Say = Callable[[str], None]
@@ -106,7 +107,7 @@ def _make(
         def log(row: Row) -> None:
             put(lambda run: _log(run, row))
 
-        def checkpoint(path: Path, env_steps: int) -> None:
+        def checkpoint(path: AnyPath, env_steps: int) -> None:
             if config.artifacts:
                 put(lambda run: _upload(run, infos[i], path, env_steps))
 
@@ -239,11 +240,14 @@ def _finish(run: Any, warn: Say) -> None:
         warn(f"W&B: {_public(error)}; upload later with: wandb sync {run.settings.sync_dir}")
 
 
-def _upload(run: Any, info: RunInfo, path: Path, env_steps: int) -> None:
+def _upload(run: Any, info: RunInfo, path: AnyPath, env_steps: int) -> None:
     import wandb
 
     artifact = wandb.Artifact(f"checkpoint-{info.id}", type="checkpoint", metadata={"env_steps": env_steps})
-    artifact.add_dir(str(path))
+    if store.is_remote(path):
+        artifact.add_reference(str(path), checksum=False)  # where it is; W&B need not read it
+    else:
+        artifact.add_dir(str(path))
     run.log_artifact(artifact, aliases=["latest", f"env_steps-{env_steps}"])
 
 

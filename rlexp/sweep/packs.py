@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from rlexp import distributed, rundir, session
+from rlexp import distributed, rundir, session, store
 from rlexp import experiment as experiments
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
@@ -53,13 +53,15 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
             record.settle(
                 {job.number: started | {"run_id": m.run_id} for job, m in zip(pack, members, strict=True)}, again=True
             )
+            if distributed.is_lead():
+                store.push(*(job.dir for job in pack))
             home = pack[0].dir if len(pack) == 1 else folder
-            resume = Resume(home, "all") if (home / "checkpoints").is_dir() else None
+            resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             traced = programs.of(pack, built)
             summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced)
     except (ConfigError, OSError, Diverged, jax.errors.JaxRuntimeError) as error:
         if "RESOURCE_EXHAUSTED" in str(error) and len(pack) > 1:
-            shutil.rmtree(folder, ignore_errors=True)  # nothing was trained
+            _remove(folder)  # nothing was trained
             print(f"{len(pack)} jobs in one program need too much memory; they are trained in two halves", flush=True)
             for half in (pack[: len(pack) // 2], pack[len(pack) // 2 :]):
                 train(half, sweep_dir, record, stop=stop, programs=programs)
@@ -71,16 +73,14 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
         return
     record.settle({job.number: _outcome(summary) for job, summary in zip(pack, summaries, strict=True)})
     if all(summary["status"] in OVER for summary in summaries):
-        shutil.rmtree(folder, ignore_errors=True)  # each has its own part of it
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()
+        _remove(folder)  # each has its own part of it
 
 
 def run_alone(job: Job, record: Record) -> None:
     """A job that does not train, or starts from another run's checkpoint: as `python -m rlexp` runs it."""
     try:
         config, resume_dir, node = job.config, job.resume_dir, job.node
-        if config.run == "train" and (job.dir / "checkpoints").is_dir():  # it was interrupted, and goes on
+        if config.run == "train" and store.checkpoints(job.dir).is_dir():  # it was interrupted, and goes on
             resume_dir, node = job.dir, node | {"checkpoint": node["checkpoint"] | {"restore": "all"}}
             config, _ = experiments.parse(node, experiments.Config)
         experiment = session.prepare(node, config, job.modules, resume_dir)
@@ -98,7 +98,16 @@ def run_alone(job: Job, record: Record) -> None:
 def unfinished(pack: Sequence[Job], sweep_dir: Path, over: Collection[int]) -> Sequence[Job]:
     """Those that are to be trained: all of a pack that was interrupted, since its checkpoint is of all; else what is not over."""
     waiting = [job for job in pack if job.number not in over]
-    return pack if waiting and (sweep_dir / PACKS / name(pack)).is_dir() else waiting
+    return pack if waiting and store.checkpoints(sweep_dir / PACKS / name(pack)).is_dir() else waiting
+
+
+def _remove(folder: Path) -> None:
+    """What a pack kept. In a store nothing else but checkpoints."""
+    if store.url_of(folder):
+        store.remove(store.checkpoints(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
 
 
 def _opened(job: Job, held: contextlib.ExitStack) -> str:
