@@ -12,6 +12,7 @@ from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, Pack
+from rlexp.sweep.supervise import Ended, show, supervise
 from rlexp.sweep.worker import Task
 
 SUBMITS = False  # a job without -m runs in the process that was started
@@ -57,8 +58,6 @@ def make(config: Config) -> Run:
                         print(f"{number} of {len(left)}: {jobs}", flush=True)
                         train(pack, sweep_dir, manifest, stop=stop, programs=programs)
             elif left:
-                from rlexp.sweep.supervise import show, supervise
-
                 tasks = [worker.write(pack, sweep_dir, manifest) for pack in left]
                 workers = _Workers(config.workers, _gpus(config.workers, left[0][0]))
                 try:
@@ -99,7 +98,7 @@ class _Workers:
             self._running[task.name] = (process, place)
         return begun
 
-    def ended(self, running: Sequence[Task]) -> dict[str, str]:
+    def ended(self, running: Sequence[Task]) -> dict[str, Ended]:
         gone = {}
         for task in running:
             process, place = self._running[task.name]
@@ -108,7 +107,7 @@ class _Workers:
                 del self._running[task.name]
                 code = process.returncode
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                gone[task.name] = f"{how}; its log is {task.log}"
+                gone[task.name] = Ended(f"{how}; its log is {task.log}")
         return gone
 
     def stop(self) -> bool:

@@ -21,7 +21,8 @@ from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, schema
 from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import OVER, Manifest
-from rlexp.sweep.packing import Job, Pack, name
+from rlexp.sweep.packing import Job, Pack, apart, name
+from rlexp.sweep.supervise import Ended, show, supervise
 from rlexp.sweep.worker import Task
 
 Run = Callable[[Sequence[Sequence[Job]], Collection[int], Path, Manifest], None]
@@ -84,7 +85,6 @@ def make(config: Config) -> Run:
 
     def run(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
         from rlexp.sweep.packs import unfinished  # JAX is imported only now
-        from rlexp.sweep.supervise import show, supervise
 
         _needs("sbatch", "squeue", "srun", "scontrol")
         for entry in worker.fold_all(sweep_dir, manifest):  # of jobs that went on without a parent
@@ -93,7 +93,7 @@ def make(config: Config) -> Run:
         cluster = _Cluster(config, sweep_dir, manifest)
         attached = cluster.attach()
         tasks = []
-        for whole in (part for pack in packs for part in _over_nodes(config, pack)):
+        for whole in (part for pack in packs for part in apart(pack, _nodes(config, pack[0]), config.pack)):
             if pack := unfinished(whole, sweep_dir, over):
                 known = Task(sweep_dir, name(pack), [job.number for job in pack])
                 tasks.append(known if known.name in attached else worker.write(pack, sweep_dir, manifest))
@@ -179,7 +179,7 @@ class _Cluster:
             said = str(error).strip().splitlines()[-1].removeprefix("sbatch: ")
             raise ConfigError(f"launcher: sbatch refuses: {said}") from error
 
-    def ended(self, running: Sequence[Task]) -> dict[str, str]:
+    def ended(self, running: Sequence[Task]) -> dict[str, Ended]:
         seen = _seen(self._manifest)
         if seen is None:
             return {}
@@ -188,7 +188,7 @@ class _Cluster:
             job, state = seen.get(task.name, ("?", "forgotten"))
             if state in {*_ENDED, "forgotten"}:
                 log = self._sweep_dir / "slurm" / f"{job}_0_log.err"
-                gone[task.name] = f"ended as Slurm job {job}: {state}; its log is {log}"
+                gone[task.name] = Ended(f"ended as Slurm job {job}: {state}; its log is {log}")
         return gone
 
     def stop(self) -> bool:
@@ -276,21 +276,6 @@ def _shown(what: str, name: str) -> dict[str, str]:
 
 def _nodes(config: Config, job: Job) -> int:
     return config.nodes or (1 if job.config.hardware.emulate else job.config.hardware.hosts)
-
-
-def _over_nodes(config: Config, pack: Sequence[Job]) -> list[Sequence[Job]]:
-    """Over several nodes each job trains alone: members of a pack are results of one process.
-
-    Raises:
-      ConfigError: `require`.
-    """
-    if _nodes(config, pack[0]) == 1 or len(pack) == 1:
-        return [pack]
-    if config.pack == "require":
-        raise ConfigError(
-            f"launcher.pack: require, but over {_nodes(config, pack[0])} nodes each job trains alone; allowed: auto|off|require"
-        )
-    return [[job] for job in pack]
 
 
 def _needs(*programs: str) -> None:

@@ -277,7 +277,12 @@ def _has_key(base_url: str, configured: str | None) -> bool:
     """Whether W&B would find a key: in the environment, its settings, or netrc."""
     if configured or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(base_url).netloc
+    return find_key(base_url) is not None
+
+
+def find_key(base_url: str | None = None) -> str | None:
+    """The key that `wandb login` has put into netrc, for machines that have no such file. It is for nobody's eyes."""
+    host = urlsplit(base_url or os.environ.get("WANDB_BASE_URL") or f"https://{_CLOUD_HOSTS[0]}").netloc
     hosts = _CLOUD_HOSTS if host in _CLOUD_HOSTS else (host,)
     places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     for place in map(os.path.expanduser, places):
@@ -285,9 +290,10 @@ def _has_key(base_url: str, configured: str | None) -> bool:
             entries = netrc.netrc(place)
         except (OSError, netrc.NetrcParseError):
             continue
-        if any((entries.authenticators(host) or ("", "", ""))[2] for host in hosts):
-            return True
-    return False
+        for name in hosts:
+            if key := (entries.authenticators(name) or ("", "", ""))[2]:
+                return key
+    return None
 
 
 def _public(error: BaseException) -> str:

@@ -7,7 +7,7 @@ trusted. So a worker appends to its own journal, and whoever looks at the sweep 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,7 +27,9 @@ class Record(Protocol):
 class Journal:
     """The writing end. A process that was killed may have left half a line, which the next one ends."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, told: Callable[[Path], None] = lambda path: None):
+        """`told` is called with the path after each line."""
+        self._path, self._told = path, told
         self._file = open(path, "ab")  # noqa: SIM115  open, and locked, for the worker's whole life
         fcntl.flock(self._file, fcntl.LOCK_EX)
         if self._file.tell():
@@ -38,6 +40,7 @@ class Journal:
         self._file.write(json.dumps([again, {str(n): dict(values) for n, values in outcomes.items()}]).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+        self._told(self._path)
 
     def close(self) -> None:
         """Another process may have it."""

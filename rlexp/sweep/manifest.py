@@ -166,6 +166,10 @@ class Manifest:
         """A fact of the sweep itself, such as its command line."""
         self._connection.execute("insert or replace into sweep values (?, ?)", (name, json.dumps(value)))
 
+    def drop(self, name: str) -> None:
+        """It is not known any more."""
+        self._connection.execute("delete from sweep where name = ?", (name,))
+
     def recall(self, name: str) -> Any:
         """None where it is not known."""
         row = self._connection.execute("select value from sweep where name = ?", (name,)).fetchone()

@@ -73,6 +73,21 @@ def packs(jobs: Sequence[Job], *, pack: Pack, max_pack: int | None) -> list[list
     return found
 
 
+def apart(pack: Sequence[Job], num_processes: int, mode: Pack) -> list[Sequence[Job]]:
+    """Over several processes each job trains alone: members of a pack are results of one process.
+
+    Raises:
+      ConfigError: `require`.
+    """
+    if num_processes == 1 or len(pack) == 1:
+        return [pack]
+    if mode == "require":
+        raise ConfigError(
+            f"launcher.pack: require, but over {num_processes} hosts each job trains alone; allowed: auto|off|require"
+        )
+    return [[job] for job in pack]
+
+
 def _on_the_host(job: Job) -> bool:
     """Whether the source steps its environments outside the compiled program: its module says so by `PURE = False`.
 

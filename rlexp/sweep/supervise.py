@@ -1,15 +1,22 @@
 """The parent of workers: starts them, folds their journals into the manifest, and starts again what died."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from rlexp.stop import Stop
 from rlexp.sweep.manifest import OVER, Entry, Manifest
 from rlexp.sweep.worker import Task
 
+DEATHS = "deaths "  # of the manifest: how often the process of a pack died
 _POLL_S = 0.5
+
+
+class Ended(NamedTuple):
+    """How the process of a task is gone. What it did is in its journal."""
+
+    how: str  # after "its process"
+    final: bool = False  # it is not to be started again
 
 
 @runtime_checkable
@@ -20,7 +27,7 @@ class Backend(Protocol):
         """Starts as many of them as there is room for, and gives those."""
         ...
 
-    def ended(self, running: Sequence[Task]) -> dict[str, str]:
+    def ended(self, running: Sequence[Task]) -> dict[str, Ended]:
         """{name of a task whose process is gone: how it went}."""
         ...
 
@@ -45,7 +52,7 @@ def supervise(
       show: called with each job whenever something new is known of it.
     """
     waiting, running = list(tasks), dict[str, Task]()
-    deaths, stopping = Counter[str](), False
+    stopping = False
     while waiting or running:
         if stop.reason is not None and not stopping:
             stopping, waiting = True, []
@@ -66,11 +73,12 @@ def supervise(
                 manifest.change([entry.number for entry in left], status="stopped")
             if not left or stopping or all(entry.status == "stopped" for entry in left):
                 continue
-            deaths[task.name] += 1
-            if deaths[task.name] <= retries:
+            deaths = (manifest.recall(DEATHS + task.name) or 0) + 1
+            manifest.remember(DEATHS + task.name, deaths)  # another parent goes on with the count
+            if deaths <= retries and not gone[task.name].final:
                 waiting.append(task)
                 continue
-            manifest.change([e.number for e in left], status="failed", error=f"its process {gone[task.name]}")
+            manifest.change([e.number for e in left], status="failed", error=f"its process {gone[task.name].how}")
             for entry in manifest.jobs():
                 if entry.number in {e.number for e in left}:
                     show(entry)

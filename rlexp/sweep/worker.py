@@ -18,11 +18,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlexp import rundir
+from rlexp import rundir, store
 from rlexp.config import Config, ConfigError, parse
 from rlexp.sweep import journal
 from rlexp.sweep.journal import Journal, Outcomes
@@ -30,6 +30,7 @@ from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job, name
 
 FOLDER = "workers"  # in the sweep's directory
+AGAIN = 75  # exit code of a worker that a signal stopped, and whose pack is to go on later (EX_TEMPFAIL)
 
 
 class Task(NamedTuple):
@@ -38,6 +39,11 @@ class Task(NamedTuple):
     sweep_dir: Path
     name: str
     numbers: list[int]
+
+    @property
+    def file(self) -> Path:
+        """What its worker needs."""
+        return self.sweep_dir / FOLDER / f"{self.name}.json"
 
     @property
     def journal(self) -> Path:
@@ -59,14 +65,13 @@ def write(pack: Sequence[Job], sweep_dir: Path, manifest: Manifest) -> Task:
             "number": job.number,
             "overrides": list(job.overrides),
             "node": job.node,
-            "dir": str(job.dir),
-            "resume_dir": str(job.resume_dir) if job.resume_dir else None,
+            "dir": os.path.relpath(job.dir, sweep_dir),  # which lies elsewhere on a machine that shares no disk
+            "resume_dir": job.resume_dir and (store.url_of(job.resume_dir) or str(job.resume_dir)),
         }
         for job in pack
     ]
-    path = sweep_dir / FOLDER / f"{task.name}.json"
-    path.parent.mkdir(exist_ok=True)
-    rundir.write_json(path, {"code": code_hash(sorted(set(pack[0].modules.values()))), "jobs": jobs})
+    task.file.parent.mkdir(exist_ok=True)
+    rundir.write_json(task.file, {"code": code_hash(sorted(set(pack[0].modules.values()))), "jobs": jobs})
     return task
 
 
@@ -91,14 +96,13 @@ def read(sweep_dir: Path, name: str) -> list[Job]:
     Raises:
       ConfigError: the code here is not the code that wrote it.
     """
-    written = json.loads((sweep_dir / FOLDER / f"{name}.json").read_text())
+    written = json.loads(Task(sweep_dir, name, []).file.read_text())
     jobs = []
     for job in written["jobs"]:
         config, modules = parse(job["node"], Config)
-        resume_dir = Path(job["resume_dir"]) if job["resume_dir"] else None
-        jobs.append(
-            Job(job["number"], tuple(job["overrides"]), job["node"], config, modules, Path(job["dir"]), resume_dir)
-        )
+        run_dir = Path(os.path.normpath(sweep_dir / job["dir"]))
+        resume_dir = _brought(job["resume_dir"], run_dir) if job["resume_dir"] else None
+        jobs.append(Job(job["number"], tuple(job["overrides"]), job["node"], config, modules, run_dir, resume_dir))
     here = code_hash(sorted(set(jobs[0].modules.values())))
     if here != written["code"]:
         raise ConfigError(
@@ -108,11 +112,33 @@ def read(sweep_dir: Path, name: str) -> list[Job]:
     return jobs
 
 
-def run(sweep_dir: Path, name: str, processes: dict[str, Any] | None = None) -> bool:
+def place(url: str, run_dir: str) -> str:
+    """The URL of a run directory, which is given from the sweep's."""
+    return url if run_dir == "." else f"{url}/{run_dir}"  # one job without -m is its own sweep
+
+
+def _brought(place: str, run_dir: Path) -> Path:
+    """The run whose checkpoint to start from: its directory, or a working copy of what is in an object store."""
+    if not store.is_url(place):
+        return Path(place)
+    copy = run_dir.with_name(f"{run_dir.name}-from")
+    if not store.pull(place, copy):
+        raise ConfigError(f"resume: {place!r} holds no run")
+    return copy
+
+
+def run(
+    sweep_dir: Path,
+    name: str,
+    processes: dict[str, Any] | None = None,
+    *,
+    told: Callable[[Path], None] = lambda journal: None,
+) -> bool:
     """Trains a pack until it is over, or a signal stops it; whether it is to go on later.
 
     Args:
       processes: `processes` of the configuration, where several processes train the pack together.
+      told: called with the journal whenever it has a new line.
     """
     from rlexp import session  # JAX is imported only now
     from rlexp.stop import stop_on_signals
@@ -121,11 +147,11 @@ def run(sweep_dir: Path, name: str, processes: dict[str, Any] | None = None) -> 
     path = Task(sweep_dir, name, []).journal
     lead = not processes or processes["index"] == 0
     # Opening waits for an earlier process of this pack, which Slurm may have given up while it still trained.
-    with contextlib.closing(Journal(path)) if lead else contextlib.nullcontext(_Nowhere()) as record:
+    with contextlib.closing(Journal(path, told)) if lead else contextlib.nullcontext(_Nowhere()) as record:
         try:
             pack = packs.unfinished(read(sweep_dir, name), sweep_dir, journal.over(path))
         except ConfigError as error:
-            jobs = json.loads((sweep_dir / FOLDER / f"{name}.json").read_text())["jobs"]
+            jobs = json.loads(Task(sweep_dir, name, []).file.read_text())["jobs"]
             record.settle({job["number"]: {"status": "failed", "error": str(error)} for job in jobs})
             return False
         if not pack:

@@ -1,0 +1,91 @@
+"""The code of a checkout as one file, named by what is in it: machines that share no disk run exactly what is here."""
+
+import gzip
+import hashlib
+import importlib.util
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from rlexp.config import ConfigError
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = ("rlexp", "launchers", "hydra_plugins", "conf")  # what an installation without a checkout has
+_LARGEST = 200e6  # bytes; more is a data set or a checkpoint that somebody forgot
+
+
+class Tarball(NamedTuple):
+    """A file to copy, and the names of what it holds."""
+
+    path: Path
+    code: str  # hash of the names and contents of all files
+    lock: str  # hash of what the environment is made of
+
+
+def make(folder: Path, modules: Iterable[str], *, install: str) -> Tarball:
+    """Packs tracked files as they are now, changed or not, and new ones that git does not ignore.
+
+    Args:
+      folder: for the file, which is made once for each content.
+      modules: those that the configurations name. A user's own come along, with the whole of their package.
+      install: how the environment is made, which is a part of the lock.
+
+    Raises:
+      ConfigError: there is too much of it.
+    """
+    files = {file.relative_to(_ROOT).as_posix(): file for file in _own()} | _users(modules)
+    digest, lock, size = hashlib.sha256(), hashlib.sha256(install.encode()), 0
+    contents = {}
+    for name in sorted(files):
+        contents[name] = files[name].read_bytes()
+        size += len(contents[name])
+        digest.update(f"{name}\0{len(contents[name])}\0".encode() + contents[name])
+        if name in ("constraints.txt", "pyproject.toml"):
+            lock.update(contents[name])
+    if size > _LARGEST:
+        largest = max(contents, key=lambda name: len(contents[name]))
+        raise ConfigError(
+            f"launcher: {size / 1e6:.0f} MB of files would be sent to each worker, and at most {_LARGEST / 1e6:.0f} MB are; the "
+            f"largest is {largest}; name it in .gitignore, or remove it"
+        )
+    code = digest.hexdigest()[:16]
+    path = folder / f"{code}.tar.gz"
+    if not path.exists():
+        part = path.with_suffix(".part")
+        with gzip.open(part, "wb", compresslevel=6) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
+            for name, data in contents.items():
+                info = tarfile.TarInfo(name)
+                info.size, info.mode = len(data), files[name].stat().st_mode & 0o777
+                tar.addfile(info, io.BytesIO(data))
+        part.replace(path)
+    return Tarball(path, code, lock.hexdigest()[:16])
+
+
+def _own() -> list[Path]:
+    command = ["git", "-C", str(_ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split("\0")
+        files = [_ROOT / name for name in listed if name]
+    except (OSError, subprocess.SubprocessError):  # installed as a wheel
+        files = [file for package in _PACKAGES for file in sorted((_ROOT / package).rglob("*"))]
+    return [file for file in files if file.is_file() and "__pycache__" not in file.parts]
+
+
+def _users(modules: Iterable[str]) -> dict[str, Path]:
+    """{name in the tarball: file} of the packages of modules that are not ours."""
+    found = {}
+    for top in sorted({module.split(".")[0] for module in modules} - set(_PACKAGES)):
+        spec = importlib.util.find_spec(top)
+        if spec is None or not spec.origin or "site-packages" in spec.origin:
+            continue
+        origin = Path(spec.origin)
+        inside = sorted(origin.parent.rglob("*")) if spec.submodule_search_locations else [origin]
+        for file in inside:
+            if file.is_file() and "__pycache__" not in file.parts:
+                found[
+                    file.relative_to(origin.parents[1] if spec.submodule_search_locations else origin.parent).as_posix()
+                ] = file
+    return found

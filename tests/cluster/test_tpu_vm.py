@@ -1,0 +1,411 @@
+"""`launcher=tpu_vm` against a stand-in gcloud, whose workers are real processes, and a real object store on loopback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import object_store
+import pytest
+from gcloud_standin import Gcloud
+from support import environment, rlexp_command
+
+from rlexp.sweep.manifest import Entry, Manifest
+
+SMALL = (
+    "env=probe/obs_action_reward",
+    "algo.num_envs=4",
+    "algo.num_steps=8",
+    "algo.num_epochs=1",
+    "algo.num_minibatches=1",
+    "network.hidden=[8]",
+    "eval.num_episodes=4",
+    "eval.every_env_steps=3200",
+    "checkpoint.every_updates=100",
+    "logger=quiet",
+)
+HOSTS = {  # a virtual device for each host, so that the processes are many and the work is not
+    "v4-8": ("hardware=v4-8", "hardware.emulate=true", "hardware.mesh.data=1"),
+    "v4-16": ("hardware=v4-16", "hardware.emulate=true", "hardware.mesh.data=2"),
+    "v4-32": ("hardware=v4-32", "hardware.emulate=true", "hardware.mesh.data=4"),
+}
+# In place of an environment of their own, workers get this one.
+INSTALL = f"""
+mkdir -p $VENV/bin
+printf '#!/bin/sh\\nexec {sys.executable} "$@"\\n' > $VENV/bin/python
+chmod +x $VENV/bin/python
+date >> $HOME/installed
+"""
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    with object_store.serve() as (variables, url):
+        yield variables, url
+
+
+class World:
+    """A laptop with gcloud, in a directory of its own; slices; and a store."""
+
+    def __init__(self, root: Path, variables: dict[str, str], url: str):
+        self.gcloud, self.directory = Gcloud(root / "google"), root / "laptop"
+        self.directory.mkdir()
+        (self.directory / "install.sh").write_text(INSTALL)
+        self.url = f"{url}/{root.name}"
+        self._server = variables["STORAGE_EMULATOR_HOST"]
+        self.env = environment(**variables) | {
+            "PATH": f"{self.gcloud.root / 'bin'}:{os.environ['PATH']}",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "WANDB_API_KEY": "k" * 40,
+            "WANDB_MODE": "disabled",
+        }
+        self._given = [*variables, "XLA_FLAGS", "WANDB_MODE", "WANDB_API_KEY"]
+
+    def command(self, *arguments: str) -> list[str]:
+        launcher = [
+            "launcher=tpu_vm",
+            "launcher.poll_s=0.5",
+            "launcher.grace_s=2",
+            f"launcher.install='sh {self.directory}/install.sh'",
+            f"launcher.environment=[{','.join(self._given)}]",
+            f"output_root={self.url}",
+        ]
+        return rlexp_command(*SMALL, *launcher, *arguments)
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        with (self.directory / "out").open("a") as out:
+            return subprocess.Popen(
+                self.command(*arguments), cwd=self.directory, env=self.env, stdout=out, stderr=subprocess.STDOUT
+            )
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            self.command(*arguments), cwd=self.directory, env=self.env, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code != 2 else done.stderr
+
+    def said(self) -> str:
+        return (self.directory / "out").read_text()
+
+    def sweep(self, verb: str, directory: str) -> str:
+        command = [sys.executable, "-m", "rlexp.sweep", verb, directory]
+        done = subprocess.run(command, cwd=self.directory, env=self.env, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def jobs(self, directory: str) -> dict[int, Entry]:
+        path = self.directory / directory
+        return {job.number: job for job in Manifest(path).jobs()} if (path / "sweep.sqlite").exists() else {}
+
+    def job_of(self, task: str) -> str:
+        """Directory of the one job of a pack."""
+        (written,) = self.directory.glob(f"*/workers/{task}.json")
+        return json.loads(written.read_text())["jobs"][0]["dir"]
+
+    def objects(self, ending: str = "") -> list[str]:
+        """Names in the store, below this world's own prefix."""
+        bucket, _, prefix = self.url.removeprefix("gs://").partition("/")
+        with urllib.request.urlopen(f"{self._server}/storage/v1/b/{bucket}/o?prefix={quote(prefix)}/") as answer:
+            items = json.load(answer).get("items", [])
+        return [item["name"].removeprefix(prefix + "/") for item in items if item["name"].endswith(ending)]
+
+    def content(self, name: str) -> str:
+        bucket, _, prefix = self.url.removeprefix("gs://").partition("/")
+        place = quote(f"{prefix}/{name}", safe="")
+        with urllib.request.urlopen(f"{self._server}/storage/v1/b/{bucket}/o/{place}?alt=media") as answer:
+            return answer.read().decode()
+
+    def checkpoint(self, run: str) -> dict[str, str]:
+        """{leaf: hash of its bytes} of a run's newest checkpoint in the store."""
+        script = """
+import hashlib, json, sys
+import jax, numpy as np, orbax.checkpoint as ocp
+from rlexp import store
+store.prepare()
+from etils import epath
+steps = [p for p in epath.Path(sys.argv[1]).iterdir() if p.name.isdecimal()]
+path = max(steps, key=lambda p: int(p.name)) / "run"
+handler = ocp.PyTreeCheckpointHandler()
+plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), dict(handler.metadata(path).tree))
+tree = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=plain))
+leaves = jax.tree_util.tree_leaves_with_path(tree)
+hashes = {jax.tree_util.keystr(p): hashlib.sha256(np.asarray(x).tobytes()).hexdigest() for p, x in leaves}
+print(json.dumps({"step": path.parent.name} | hashes))
+"""
+        command = [sys.executable, "-c", script, f"{self.url}/{run}/checkpoints"]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def until(self, condition: Callable[[], object], process: subprocess.Popen, timeout_s: float = 300) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert process.poll() is None, self.said()
+            assert time.monotonic() < end, self.said()
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def world(tmp_path, bucket):
+    made = World(tmp_path, *bucket)
+    yield made
+    made.gcloud.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_job_on_four_hosts_resumes_exactly(world):
+    world.run(*HOSTS["v4-32"], "total_env_steps=25600", "hydra.run.dir=calm")
+    assert len(world.gcloud.calls("ssh", "--worker=3")) > 2
+    process = world.start(*HOSTS["v4-32"], "total_env_steps=25600", "hydra.run.dir=stormy")
+    try:
+        world.until(lambda: [x for x in world.objects("checksums.json") if x.startswith("stormy")], process)
+        (name,) = world.gcloud.slices()
+        assert [len(x) > 0 for x in world.gcloud.workers(name)] == [True] * 4
+        world.gcloud.preempt(name)
+        assert process.wait(300) == 0, world.said()
+    finally:
+        process.kill()
+    assert "was preempted (PREEMPTED)" in world.said()
+    assert json.loads(world.content("stormy/summary.json"))["resumed_from"] > 0
+    assert json.loads((world.directory / "stormy" / "summary.json").read_text())["status"] == "finished"
+    assert world.checkpoint("stormy") == world.checkpoint("calm")
+    assert world.gcloud.slices() == {}
+    assert world.gcloud.requests() == []
+
+
+def one_that_trains(world: World, seen: dict[str, int], process: subprocess.Popen) -> str:
+    """A slice whose workers all train a job that has saved more than `seen`, {pack: checkpoints}, which is brought up to date."""
+    found = []
+
+    def look() -> list[str]:
+        facts = Manifest(world.directory / "sweep").recall_all("tpu slice ")
+        for name, state in world.gcloud.slices().items():
+            task = facts.get(name, {}).get("task")
+            if state != "READY" or not task or not all(world.gcloud.training(name, i) for i in range(2)):
+                continue
+            saved = len([x for x in world.objects("checksums.json") if x.split("/")[1] == world.job_of(task)])
+            if saved > seen.get(task, 0):
+                seen[task] = saved
+                found.append(name)
+        return found
+
+    world.until((world.directory / "sweep" / "sweep.sqlite").exists, process)
+    world.until(look, process)
+    return found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_loses_nothing(world):
+    line = (
+        "-m",
+        "seed=range(0,8)",
+        *HOSTS["v4-16"],
+        "launcher.pool=2",
+        "total_env_steps=38400",
+        "hydra.sweep.dir=sweep",
+    )
+    seen: dict[str, int] = {}
+    process = world.start(*line)
+    ways = [("PREEMPTED", 0), ("TERMINATED", 1), ("STOPPED", 0), ("PREEMPTED", 1), ("DELETING", 0)]
+    try:
+        for number, (state, tells_after_s) in enumerate(ways):
+            world.gcloud.preempt(one_that_trains(world, seen, process), state=state, tells_after_s=tells_after_s)
+            if number == 1:
+                one_that_trains(world, seen, process)
+                process.kill()
+                process.wait()
+                before = world.gcloud.slices()
+                time.sleep(3)
+                assert world.gcloud.slices() == before  # what runs goes on without the controller
+                process = world.start(*line)
+            if number == 3:
+                world.gcloud.kill_worker(one_that_trains(world, seen, process), 1)
+        assert process.wait(600) == 0, world.said()
+    finally:
+        process.kill()
+    jobs = world.jobs("sweep")
+    assert [job.status for job in jobs.values()] == ["finished"] * 8
+    starts = [len(json.loads(world.content(f"sweep/{i}/environment.json"))["starts"]) for i in range(8)]
+    assert sum(starts) == sum(job.attempt for job in jobs.values()) == 8 + 5 + 1
+    told = [
+        line for name in world.objects(".jsonl") if "/workers/" in name for line in world.content(name).splitlines()
+    ]
+    assert sum('"finished"' in line for line in told) == 8  # nothing was run to its end twice
+    for i in range(8):
+        steps = [json.loads(line)["env_steps"] for line in world.content(f"sweep/{i}/metrics.jsonl").splitlines()]
+        assert steps == list(range(3200, 38401, 3200))
+        resumed_from = json.loads(world.content(f"sweep/{i}/summary.json"))["resumed_from"]
+        assert (resumed_from or 0) > 0 if starts[i] > 1 else resumed_from is None
+    assert world.gcloud.slices() == {}
+    assert world.gcloud.requests() == []
+    assert len(world.gcloud.calls("create")) == 2 + 5  # a slice is made again only when it was lost
+    assert "k" * 40 not in json.dumps(world.gcloud.calls())
+    assert not [path for path in world.directory.rglob("*") if path.is_file() and b"k" * 40 in path.read_bytes()]
+    assert not [name for name in world.objects() if "/checkpoints/" not in name and "k" * 40 in world.content(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_a_killed_controller_left_is_found_and_cancelled(world):
+    line = ("-m", "seed=1,2", *HOSTS["v4-8"], "total_env_steps=3200000", "hydra.sweep.dir=sweep")
+    process = world.start(*line)
+    try:
+        world.until(lambda: world.objects("checksums.json"), process)
+    finally:
+        process.kill()
+        process.wait()
+    (name,) = world.gcloud.slices()
+    said = world.sweep("cancel", "sweep")
+    assert f"{name} is deleted" in said
+    assert world.gcloud.slices() == {}
+    assert [job.status for job in world.jobs("sweep").values()] == ["stopped"] * 2
+    rows = [json.loads(line) for line in world.content("sweep/0/metrics.jsonl").splitlines()]
+    saved = max(int(name.split("/")[4]) for name in world.objects("checksums.json"))
+    assert rows[-1]["env_steps"] == 32 * saved  # it saved when it was told to end
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_workers_are_set_up_once_and_cleaned_before_each_start(world):
+    """Two jobs, one after the other on one slice, whose chips somebody holds."""
+    (world.directory / "install.sh").write_text(f"sleep 3\n{INSTALL}")
+    line = ("-m", "seed=1,2", "launcher.pack=off", *HOSTS["v4-8"], "total_env_steps=3200", "hydra.sweep.dir=sweep")
+    process, others = world.start(*line), []
+    try:
+        world.until(world.gcloud.slices, process)
+        (name,) = world.gcloud.slices()
+        home = world.gcloud.root / "slices" / name / "worker-0"
+        for device in ("accel0", "null"):
+            (home / "dev" / device).touch()
+            with (home / "dev" / device).open() as held:
+                others.append(subprocess.Popen(["sleep", "600"], stdin=held))
+        (home / "tmp" / "libtpu_lockfile").touch()
+        world.until(lambda: world.gcloud.training(name, 0), process)
+        assert others[0].wait(10) == -signal.SIGKILL
+        assert others[1].poll() is None
+        assert not (home / "tmp" / "libtpu_lockfile").exists()
+        (home / "tmp" / "libtpu_lockfile").touch()
+        world.until(lambda: not (home / "tmp" / "libtpu_lockfile").exists(), process)  # before the second start
+        assert (home / "installed").read_text().count("\n") == 1
+        assert process.wait(200) == 0, world.said()
+    finally:
+        process.kill()
+        for other in others:
+            other.kill()
+    assert len(world.gcloud.calls("scp")) == 1
+    assert len(world.gcloud.calls("create")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_budgets_are_apart(world):
+    """A worker that fails is started again so often, and then the job has failed; that costs no preemption."""
+    process = world.start(
+        *HOSTS["v4-8"], "total_env_steps=3200000", "launcher.retries=1", "launcher.preemptions=0", "hydra.run.dir=run"
+    )
+    try:
+        for _ in range(2):
+            world.until(lambda: [name for name in world.gcloud.slices() if world.gcloud.training(name, 0)], process)
+            (name,) = world.gcloud.slices()
+            world.gcloud.kill_worker(name, 0)
+            world.until(lambda name=name: not world.gcloud.training(name, 0), process)
+        assert process.wait(120) == 1, world.said()
+    finally:
+        process.kill()
+    assert "failed: its process ended with exit code 137 on worker 0" in world.said()
+    assert "preempted" not in world.said()
+    assert world.gcloud.slices() == {}
+    process = world.start(*HOSTS["v4-8"], "total_env_steps=3200000", "launcher.preemptions=0", "hydra.run.dir=other")
+    try:
+        world.until(lambda: [name for name in world.gcloud.slices() if world.gcloud.training(name, 0)], process)
+        (name,) = world.gcloud.slices()
+        world.gcloud.preempt(name, tells_after_s=1)
+        assert process.wait(120) == 1, world.said()
+    finally:
+        process.kill()
+    assert "was preempted 1 times (launcher.preemptions)" in world.said()
+    assert world.gcloud.slices() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("arguments", "script", "expected"),
+    [
+        ((), {"account": ""}, "launcher: gcloud has no login; gcloud auth login makes one"),
+        (
+            (),
+            {"project": ""},
+            "launcher.project: null, and gcloud has none; name it, or set it with gcloud config set project",
+        ),
+        (
+            (),
+            {"quota": 0},
+            "Quota limit 'TPUV4sPerProjectPerZone' has been exceeded. (launcher.zone, launcher.provisioning",
+        ),
+        (
+            ("launcher.zone=mars-north1-a",),
+            {},
+            "Location mars-north1-a is not found or access is unauthorized. (launcher.zone",
+        ),
+        (("launcher.runtime_version=tpu-v9",), {}, "Runtime version tpu-v9 is not valid. (launcher.runtime_version"),
+        (
+            ("launcher.name=theirs",),
+            {},
+            "the name theirs-0 is in use, by a slice that is not of this sweep (launcher.name",
+        ),
+        (("output_root=outputs",), {}, "output_root: 'outputs' is a directory, which TPU VMs do not share"),
+        (
+            ("hardware=cpu", "hardware.emulate=false"),
+            {},
+            "hardware: launcher=tpu_vm needs a TPU profile, such as hardware=v4-8",
+        ),
+        (("launcher.pools=2",), {}, "launcher.pools"),
+    ],
+    ids=["login", "project", "quota", "zone", "runtime", "name", "output_root", "hardware", "key"],
+)
+def test_bad_input_is_one_line(world, arguments, script, expected):
+    theirs = world.gcloud.root / "slices" / "theirs-0"
+    theirs.mkdir()
+    (theirs / "node.json").write_text('{"state": "READY"}')
+    world.gcloud.script(**script)
+    said = world.run(*HOSTS["v4-8"], "hydra.run.dir=run", *arguments, code=2)
+    (line,) = said.splitlines()
+    assert expected in line
+    assert not (world.directory / "run").exists()
+    assert list(world.gcloud.slices()) == ["theirs-0"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_without_gcloud(world):
+    world.env["PATH"] = str(world.directory)
+    said = world.run(*HOSTS["v4-8"], "hydra.run.dir=run", code=2)
+    assert said.startswith("rlexp: launcher: tpu_vm needs gcloud, which is not on PATH")
+    said = world.run(*HOSTS["v4-32"], "hydra.run.dir=run", "launcher.dry_run=true")
+    commands = [line for line in said.splitlines() if line.startswith("gcloud ")]
+    for words in ("queued-resources create", "tpu-vm describe", "tpu-vm scp", "--worker=3", "queued-resources delete"):
+        assert any(words in command for command in commands)
+    assert "WANDB_API_KEY=***" in said
+    assert "k" * 40 not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_no_room_is_waited_for(world):
+    stderr = 'ERROR: (gcloud.compute.tpus.tpu-vm.create) {\n  "code": 8,\n  "message": "There is no more capacity in the zone."\n}'
+    world.gcloud.script(fail=[{"match": "tpu-vm create", "times": 2, "stderr": stderr}])
+    world.start(*HOSTS["v4-8"], "launcher.queued=false", "total_env_steps=3200", "hydra.run.dir=run").wait(150)
+    assert "There is no more capacity in the zone.; waiting" in world.said()
+    assert len(world.gcloud.calls("tpu-vm", "create")) == 3
+    assert json.loads(world.content("run/summary.json"))["status"] == "finished"
+    assert world.gcloud.slices() == {}

@@ -1,0 +1,125 @@
+"""What is said to gcloud, and how its answers are read. The commands are held against the program itself, without a login."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from launchers import worker_scripts
+from launchers.gcloud import Gcloud, GcloudError, _last_line
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """gcloud as one who never logged in."""
+    if shutil.which("gcloud") is None:
+        pytest.skip("there is no gcloud here")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CORE_CHECK_GCE_METADATA", "false")
+    return Gcloud("p", "us-central2-b")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(
+            lambda gcloud, queued=queued, kind=kind: gcloud.create(
+                "x", accelerator="v4-8", runtime="r", provisioning=kind, queued=queued
+            )
+            for queued in (True, False)
+            for kind in ("spot", "on_demand", "reserved")
+        ),
+        lambda gcloud: gcloud.describe("x", queued=False),
+        lambda gcloud: gcloud._ask(["queued-resources", "describe", "x"]),
+        lambda gcloud: gcloud.delete("x", queued=True),
+        lambda gcloud: gcloud.delete("x", queued=False),
+        lambda gcloud: gcloud.ssh("x", 1, "ls\ntrue", environment=["A=b"]),
+    ],
+)
+def test_gcloud_understands_each_command(nobody, call):
+    """It reads the arguments, and then refuses for want of a login. What it does not understand it refuses before."""
+    with pytest.raises(GcloudError, match="select an already authenticated account"):
+        call(nobody)
+
+
+@pytest.mark.timeout(60)
+def test_gcloud_understands_a_copy(nobody, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(GcloudError, match="select an already authenticated account"):
+        nobody.copy(tmp_path / "file", "x", "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("one\ntwo\n", "two"),
+        ('ERROR: (x) {\n  "code": 8,\n  "message": "There is no \\"room\\"."\n}\n', 'There is no "room".'),
+        ("SSH: Attempting to connect to worker 0...\nno such file\n", "no such file"),
+        ("no such file\nERROR: (x) [/usr/bin/ssh] exited with return code [255].\n", "no such file"),
+        (
+            "ERROR: (x) [/usr/bin/ssh] exited with return code [255].",
+            "ERROR: (x) [/usr/bin/ssh] exited with return code [255].",
+        ),
+        ("", ""),
+    ],
+)
+def test_the_last_line_that_says_something(text, expected):
+    assert _last_line(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "passing", "missing"),
+    [
+        ("There is no more capacity in the zone", True, False),
+        ("RESOURCE_EXHAUSTED: Quota limit 'X' has been exceeded.", False, False),
+        ("NOT_FOUND: Resource x was not found", False, True),
+        ("gcloud compute tpus timed out after 180 s", True, False),
+        ("INVALID_ARGUMENT: Runtime version is not valid", False, False),
+    ],
+)
+def test_what_may_pass_is_told_from_what_will_not(text, passing, missing):
+    error = GcloudError(text)
+    assert (error.passing, error.missing) == (passing, missing)
+
+
+def test_a_dry_run_prints_names_only(capsys):
+    Gcloud("p", "z", dry_run=True).ssh("x", 0, "ls", environment=["KEY=secret"])
+    said = capsys.readouterr().out
+    assert said.startswith("gcloud compute tpus tpu-vm ssh x --worker=0 --command=ls")
+    assert "KEY=***" in said
+    assert "secret" not in said
+
+
+def bash(home, script, given=""):
+    done = subprocess.run(["bash", "-c", script], cwd=home, input=given, capture_output=True, text=True, timeout=60)
+    return done.stdout
+
+
+def test_a_start_is_found_again_and_ends_as_its_program_does(tmp_path):
+    (tmp_path / "rlexp" / "code" / "c").mkdir(parents=True)
+    (tmp_path / "rlexp" / "env" / "e" / "bin").mkdir(parents=True)
+    program = tmp_path / "rlexp" / "env" / "e" / "bin" / "python"
+    program.write_text('#!/bin/sh\ntrap "exit 75" TERM\necho "$KEY in $PWD"\nwhile true; do sleep 0.1; done\n')
+    program.chmod(0o755)
+    start = worker_scripts.start("job-1", "c", "e", ["-m", "x"])
+    bash(tmp_path, start, "KEY=a b\n")
+    pid = (tmp_path / "rlexp" / "jobs" / "job-1" / "pid").read_text()
+    bash(tmp_path, start, "KEY=other\n")
+    assert (tmp_path / "rlexp" / "jobs" / "job-1" / "pid").read_text() == pid
+    state, log = "", ""
+    while not log:
+        state, _, log = bash(tmp_path, worker_scripts.look("job-1", 0)).partition("\n")
+    assert state == "runs"
+    assert log == f"a b in {tmp_path}/rlexp/code/c\n"
+    assert bash(tmp_path, worker_scripts.look("job-1", 4)) == "runs\n" + log[4:]
+    bash(tmp_path, worker_scripts.end("job-1", "TERM"))
+    while state == "runs":
+        state = bash(tmp_path, worker_scripts.look("job-1", None)).strip()
+    assert state == "rc 75"
+    assert bash(tmp_path, worker_scripts.look("job-2", None)).strip() == "none"
+    bash(tmp_path, worker_scripts.start("job-2", "c", "e", []))
+    bash(tmp_path, worker_scripts.end("job-2", "KILL"))
+    while (state := bash(tmp_path, worker_scripts.look("job-2", None)).strip()) == "runs":
+        pass
+    assert state == "dead"
