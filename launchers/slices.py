@@ -17,7 +17,7 @@ from launchers import worker_scripts
 from launchers.gcloud import Gcloud, GcloudError, State
 from launchers.tarball import Tarball
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.supervise import Ended
+from rlexp.sweep.supervise import PREEMPTIONS, Ended
 from rlexp.sweep.worker import AGAIN, Task
 
 FACT = "tpu slice "  # of the manifest: {task, job, kind, zone, project, queued}
@@ -111,7 +111,7 @@ class Keeper(threading.Thread):
 
     def _train(self, task: Task) -> Ended | None:
         """How it ended where that is not for its journal to tell. Raises GcloudError where no slice can be had."""
-        count = f"tpu preemptions {task.name}"
+        count = PREEMPTIONS + task.name
         while not self._stopping.is_set():
             try:
                 return self._attempt(task)

@@ -93,7 +93,7 @@ def make(config: Config) -> Run:
         gcloud = Gcloud(config.project, config.zone, dry_run=config.dry_run)
         if not config.dry_run:
             gcloud.check()
-        for entry in _fetched(sweep_dir, manifest):  # of jobs that went on without a parent
+        for entry in worker.fold_all(sweep_dir, manifest):  # of jobs that went on without a parent
             show(entry)
         over = {*over, *(entry.number for entry in manifest.jobs() if entry.status in OVER)}
         attached = {fact["task"] for fact in manifest.recall_all(FACT).values() if fact["task"]}
@@ -142,7 +142,7 @@ def cancel(manifest: Manifest) -> None:
             raise ConfigError(f"launcher: {slice_name} is not deleted, and may go on costing: {error}") from error
         manifest.drop(FACT + slice_name)
         print(f"{slice_name} is deleted", flush=True)
-    _fetched(sweep_dir, manifest)
+    worker.fold_all(sweep_dir, manifest)
 
 
 def _save(gcloud: Gcloud, slice_name: str, fact: dict[str, Any]) -> None:
@@ -272,9 +272,21 @@ def _advice(error: GcloudError) -> str:
 def _setting(
     config: Config, gcloud: Gcloud, sweep_dir: Path, code: tarball.Tarball, url: str, *, alone: bool
 ) -> Setting:
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    def fetch(task: Task) -> None:
+        try:
+            store.pull_file(task.journal)
+        except OSError as error:  # the next look may have more luck
+            say(str(error))
+
     def bring(task: Task) -> None:
-        for job in json.loads(task.file.read_text())["jobs"]:
-            store.pull(worker.place(url, job["dir"]), sweep_dir / job["dir"])
+        try:
+            for job in json.loads(task.file.read_text())["jobs"]:
+                store.pull(worker.place(url, job["dir"]), sweep_dir / job["dir"])
+        except ConfigError as error:  # all is in the store
+            say(str(error))
 
     return Setting(
         gcloud=gcloud,
@@ -290,9 +302,9 @@ def _setting(
         grace_s=config.grace_s,
         preemptions=config.preemptions,
         arguments=lambda task: ["-m", "rlexp.sweep.remote", url, task.name],
-        fetch=lambda task: store.pull_file(task.journal),
+        fetch=fetch,
         bring=bring,
-        say=lambda text: print(text, flush=True),
+        say=say,
         stream=(lambda text: print(text, end="", flush=True)) if alone else lambda text: None,
         fact={"zone": config.zone, "project": config.project, "queued": config.queued},
     )
@@ -365,10 +377,3 @@ def _check_store(packs: Sequence[Sequence[Job]], sweep_dir: Path) -> str:
                 "output_root was an object store"
             )
     return str(url)
-
-
-def _fetched(sweep_dir: Path, manifest: Manifest) -> Any:
-    """The jobs that changed by what workers have written into the store."""
-    if url := store.url_of(sweep_dir):
-        store.pull(f"{url}/{worker.FOLDER}", sweep_dir / worker.FOLDER)
-    return worker.fold_all(sweep_dir, manifest)

@@ -19,10 +19,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from rlexp import store
 from rlexp.compose import override_key, quoted
 from rlexp.config import ConfigError, load_module
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import NAME, Manifest
+from rlexp.sweep.supervise import BUDGETS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"rlexp.sweep: {str(chosen.directory)!r} holds no sweep (it has no {NAME})", file=sys.stderr)
         return 2
     manifest = Manifest(directory)
-    worker.fold_all(directory, manifest)
     try:
+        worker.fold_all(directory, manifest)
         if chosen.what == "status":
             _print(manifest)
         elif chosen.what == "report":
@@ -50,8 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
             _cancel(manifest, directory)
         else:
             if chosen.what == "retry":
-                failed = [job.number for job in manifest.jobs() if job.status == "failed"]
-                manifest.change(failed, status="pending", error=None)
+                failed = [job for job in manifest.jobs() if job.status == "failed"]
+                manifest.change([job.number for job in failed], status="pending", error=None)
+                for job in failed:  # with budgets of their own
+                    for count in BUDGETS:
+                        manifest.drop(count + job.pack)
             _go_on(manifest, directory)
     except ConfigError as error:
         print(f"rlexp.sweep: {error}", file=sys.stderr)
@@ -100,6 +105,8 @@ def _sync(manifest: Manifest, directory: Path) -> int:
 def _report(directory: Path) -> int:
     from rlexp.sweep import report  # Plotly and SciPy are imported only now
 
+    if url := store.url_of(directory):
+        store.pull(url, directory)
     try:
         written = report.write(directory)
     except OSError as error:

@@ -26,7 +26,8 @@ def main(url: str, name: str, processes: dict[str, Any] | None) -> int:
     store.attach(sweep_dir, url)
     task = Task(sweep_dir, name, [])
     store.pull_file(task.file)
-    store.pull_file(task.journal)
+    if not store.pull_file(task.journal):
+        task.journal.unlink(missing_ok=True)  # of a try before `retry`
     for job in json.loads(task.file.read_text())["jobs"]:
         store.pull(worker.place(url, job["dir"]), sweep_dir / job["dir"])
     store.pull(f"{url}/{PACKS}/{name}", sweep_dir / PACKS / name)

@@ -9,6 +9,8 @@ from rlexp.sweep.manifest import OVER, Entry, Manifest
 from rlexp.sweep.worker import Task
 
 DEATHS = "deaths "  # of the manifest: how often the process of a pack died
+PREEMPTIONS = "preemptions "  # and how often its machine was taken away
+BUDGETS = (DEATHS, PREEMPTIONS)
 _POLL_S = 0.5
 
 

@@ -59,6 +59,8 @@ class Task(NamedTuple):
 def write(pack: Sequence[Job], sweep_dir: Path, manifest: Manifest) -> Task:
     """Writes down what a worker needs. Nothing secret is in it: keys reach workers by the environment."""
     task = Task(sweep_dir, name(pack), [job.number for job in pack])
+    manifest.fold(task.journal)
+    store.unlink(task.journal)
     manifest.forget(task.journal)
     jobs = [
         {
@@ -76,7 +78,9 @@ def write(pack: Sequence[Job], sweep_dir: Path, manifest: Manifest) -> Task:
 
 
 def fold_all(sweep_dir: Path, manifest: Manifest) -> list[Entry]:
-    """What workers wrote while nobody looked; the jobs that changed."""
+    """What workers wrote while nobody looked, into an object store too; the jobs that changed. Raises ConfigError."""
+    if url := store.url_of(sweep_dir):
+        store.pull(f"{url}/{FOLDER}", sweep_dir / FOLDER)
     return [entry for path in sorted((sweep_dir / FOLDER).glob("*.jsonl")) for entry in manifest.fold(path)]
 
 
