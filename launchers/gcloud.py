@@ -148,7 +148,13 @@ class Gcloud:
 def _run(command: list[str], *, given: str = "", seconds: int = _SECONDS) -> str:
     try:
         done = subprocess.run(
-            ["gcloud", *command], input=given, capture_output=True, text=True, check=False, timeout=seconds
+            ["gcloud", *command],
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+            start_new_session=True,  # Ctrl-C is for us: a call that deletes a slice must end by itself
         )
     except subprocess.TimeoutExpired as error:
         raise GcloudError(f"gcloud {' '.join(command[:4])} timed out after {seconds} s") from error

@@ -4,6 +4,7 @@ What must outlive this process is in the manifest, before it is done: `tpu slice
 which start of which pack runs on it. A new process finds the slice by it, and its start goes on undisturbed.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -173,7 +174,9 @@ class Keeper(threading.Thread):
         Raises:
           Lost: the slice is gone, or was about to be.
         """
-        unreachable, told, log = 0, None, _Log(self._manifest, task, job, self._setting.stream)
+        unreachable, log = 0, _Log(self._manifest, task, job, self._setting.stream)
+        told: float | None = None  # when it was told to save and end
+        over: float | None = None  # when process 0 was seen to have ended
         while True:
             if self._stopping.is_set():
                 if told is None:
@@ -191,12 +194,12 @@ class Keeper(threading.Thread):
                 if unreachable > _UNREACHABLE:
                     self._delete()
                     raise Lost(f"cannot be reached ({error})") from error
-                self._wait()
+                self._wait(soon=told is not None)
                 continue
             unreachable = 0
             self._setting.fetch(task)
             failed = [i for i, code in enumerate(codes) if code not in ("runs", "rc 0", f"rc {AGAIN}")]
-            if failed and told is None:
+            if failed and told is None and over is None:
                 why = self._why(job, failed[0], codes[failed[0]])
                 self._end(job, "KILL")  # the others would wait for it
                 self._look_for_preemption()
@@ -207,11 +210,17 @@ class Keeper(threading.Thread):
                     self._look_for_preemption()
                     raise Lost("was told to stop")  # as a VM is that is about to be preempted
                 return None
+            if codes[0] != "runs":
+                over = over or time.monotonic()
+                if time.monotonic() - over > _SAVE_S:
+                    self._end(job, "KILL")  # the others hang, and have nothing left to do
             self._wait(soon=told is not None)
 
     def _why(self, job: str, worker: int, code: str) -> str:
         how = {"dead": "was killed", "none": "is gone"}.get(code, f"ended with exit code {code.removeprefix('rc ')}")
-        lines = self._gcloud.ssh(self.name, worker, worker_scripts.last_lines(job)).strip().splitlines()
+        lines = []
+        with contextlib.suppress(GcloudError):
+            lines = self._gcloud.ssh(self.name, worker, worker_scripts.last_lines(job)).strip().splitlines()
         return f"{how} on worker {worker} of {self.name}" + (f": {lines[-1].strip()}" if lines else "")
 
     def _look(self, job: str, worker: int, log: "_Log") -> str:
