@@ -122,7 +122,10 @@ def main() -> None:
     except ConfigError as error:
         _fail(error, 2)
     except JobFailed as error:
-        _fail(error, 1)
+        from rlexp import distributed
+
+        print(f"rlexp: {error}", file=sys.stderr)
+        distributed.leave(1)
 
 
 def _run(job: Job, experiment: Any) -> None:

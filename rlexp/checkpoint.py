@@ -152,7 +152,8 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
         try:
             wait()
         finally:
-            manager.close()
+            with _told_in_one_line(directory):
+                manager.close()
 
     return Checkpointer(save, wait, close)
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from rlexp import store
 from rlexp.config import ConfigError, ProcessesConfig
 from rlexp.types import PyTree
 
@@ -102,8 +103,8 @@ def any_of(*flags: bool, after: PyTree = ()) -> list[bool]:
 
 
 def leave(code: int) -> None:
-    """Ends a process of several at once: an orderly end would wait for those that are gone."""
-    if jax.process_count() > 1:
+    """Ends a process of several at once: an orderly end would wait for those that are gone, or for a store that is gone."""
+    if jax.process_count() > 1 or store.is_used():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

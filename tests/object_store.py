@@ -1,7 +1,7 @@
 """A Google Cloud Storage on this machine, for tests: `with object_store.serve() as (environment, url): …`.
 
-It is gcp-storage-emulator in a process of its own, with what TensorStore relies on and the emulator lacks: the generation
-of what is downloaded, and preconditions. Nothing is kept on the disk.
+It is gcp-storage-emulator in a process of its own, with what TensorStore and gcsfs rely on and the emulator lacks: the
+generation of what is downloaded, preconditions, and moving. Nothing is kept on the disk.
 """
 
 import contextlib
@@ -105,9 +105,20 @@ def _run(port: int) -> None:
     objects.download = guarded(with_generation, lambda request: request.params["object_id"])
     objects.insert = guarded(objects.insert, lambda request: request.query.get("name", [""])[0])
     objects.delete = guarded(objects.delete, lambda request: request.params["object_id"])
+
+    def move(request, response, kept, *args, **kwargs):
+        bucket, name = request.params["bucket_name"], request.params["object_id"]
+        try:
+            response.json(objects._copy("", kept, bucket, name, bucket, request.params["dest_object_id"]))
+            kept.delete_file(bucket, name)
+        except storage.NotFound:
+            response.status = HTTPStatus.NOT_FOUND
+
     storage.Storage._write_config_to_file = lambda self: None  # all of it, at each change
     from gcp_storage_emulator import server  # takes the handlers as they are now
 
+    path = r"^/storage/v1/b/(?P<bucket_name>[-.\w]+)/o/(?P<object_id>.*[^/]+)/moveTo/o/(?P<dest_object_id>.*[^/]+)$"
+    server.HANDLERS = ((path, {"POST": move}), *server.HANDLERS)
     server.server.HTTPServer.request_queue_size = 128
     server.server.HTTPServer.handle_error = lambda *_: None  # who asked has gone, having heard enough elsewhere
     logging.disable()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from rlexp import compose, experiment
+from rlexp import compose, experiment, store
 from rlexp.experiment import Experiment
 from rlexp.stop import Stop
 from rlexp.trainer import Member, Resume, train_pack
@@ -85,11 +85,12 @@ def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def saved(run_dir: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """The newest checkpoint: its update, and every leaf by its path. Reads what is on the disk, with Orbax alone."""
+    """The newest checkpoint: its update, and every leaf by its path. Reads what is there, with Orbax alone."""
     import orbax.checkpoint as ocp  # of the tests, only a few want it
 
-    update = max(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdecimal())
-    path = (run_dir / "checkpoints" / str(update) / "run").absolute()
+    folder = store.checkpoints(run_dir.absolute())
+    update = max(int(p.name) for p in folder.iterdir() if p.name.isdecimal())
+    path = folder / str(update) / "run"
     handler = ocp.PyTreeCheckpointHandler()
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), dict(handler.metadata(path).tree))
     tree = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
