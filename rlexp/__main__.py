@@ -148,6 +148,8 @@ def _run(job: Job, experiment: Any) -> None:
             return session.run(experiment, job.run_dir, job.resume_dir, own)
         except ConfigError as error:  # only the devices or the checkpoint could tell
             rundir.remove(fresh)
+            if fresh and job.url and distributed.is_lead():
+                store.remove(job.url)
             _fail(error, 2)
         except session.EXPECTED as error:
             print(f"rlexp: {session.remedy(error)}", file=sys.stderr)

@@ -289,7 +289,7 @@ def unlink(path: Path) -> None:
             _remove(f"{url}/{path.name}")
 
 
-def remove(path: AnyPath) -> None:
+def remove(path: AnyPath | str) -> None:
     """Removes a directory of the store and all that is in it, if it is there. Raises OSError."""
     _remove(str(path))
 

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from support import environment
 
-from rlexp import rundir, store
+from rlexp import __main__ as entry
+from rlexp import rundir, session, store
 from rlexp.__main__ import check
 from rlexp.config import ConfigError
 from rlexp.loggers import mirror
@@ -119,7 +121,7 @@ def test_pull_leaves_other_directories_alone(tmp_path, root, change):
     change("run/config.yaml", b"x")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").write_text("mine")
-    with pytest.raises(ConfigError, match="taken', the working copy of .* holds something else"):
+    with pytest.raises(ConfigError, match=r"taken', the working copy of .* holds something else"):
         store.pull(f"{root}/run", tmp_path / "taken")
     assert os.listdir(tmp_path / "taken") == ["file"]
 
@@ -216,10 +218,28 @@ def test_gcsfs_is_missing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_bad_input_that_is_found_late_leaves_nothing(tmp_path, root, names, monkeypatch):
+    def run(experiment, run_dir, *_):
+        (run_dir / "environment.json").write_text("{}")
+        store.push(run_dir)
+        assert names() == ["runs/a/environment.json"]
+        raise ConfigError("only the checkpoint could tell")
+
+    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(entry, "_hydra", lambda task: task(OmegaConf.create()))
+    monkeypatch.setattr(sys, "argv", ["rlexp"])
+    job = entry.Job([], tmp_path / "runs/a", None, f"{root}/runs/a")
+    with pytest.raises(SystemExit, match="2"):
+        entry._run(job, None)
+    assert os.listdir(tmp_path) == [] and names() == []
+
+
 def test_a_run_on_the_disk_imports_none_of_it():
     program = (
         "import sys; from rlexp import checkpoint, session, store; from rlexp.__main__ import check; "
         "check(['compilation_cache=null']); print(sorted({'gcsfs', 'fsspec'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=100
+    )
     assert done.stdout == "[]\n", done.stderr
