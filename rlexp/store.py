@@ -327,7 +327,8 @@ def prepare() -> None:
         raise ConfigError("output_root: gs:// needs gcsfs; install it with: pip install 'rlexp[gcs]'") from error
     # A remembered listing would be wrong: other hosts write too, and TensorStore, past gcsfs. Of epath's own one as well.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints tracebacks of what it raises too
+    for name in ("fsspec", "gcsfs"):  # they tell of each file that is read, and print tracebacks of what they raise too
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @functools.cache
