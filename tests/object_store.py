@@ -74,7 +74,7 @@ def change(environment: dict[str, str], name: str, content: bytes | None) -> Non
 def _run(port: int) -> None:
     """The server's process."""
     from gcp_storage_emulator import storage
-    from gcp_storage_emulator.handlers import objects
+    from gcp_storage_emulator.handlers import buckets, objects
 
     def guarded(handler, name_of):
         """The handler, behind ifGenerationMatch and ifGenerationNotMatch."""
@@ -114,6 +114,10 @@ def _run(port: int) -> None:
         except storage.NotFound:
             response.status = HTTPStatus.NOT_FOUND
 
+    def forbidden(request, response, *args, **kwargs):
+        response.status = HTTPStatus.FORBIDDEN
+
+    buckets.get = forbidden  # who may read and write objects may not, for that, look at the bucket
     storage.Storage._write_config_to_file = lambda self: None  # all of it, at each change
     from gcp_storage_emulator import server  # takes the handlers as they are now
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support import environment, rlexp_command, rows, saved, without_clock
 
+from rlexp import __main__ as entry
 from rlexp import rundir, store
 from rlexp.__main__ import check
 from rlexp.config import ConfigError
@@ -107,7 +108,14 @@ def test_a_run_survives_its_machine(root, names, tmp_path):
 @pytest.mark.timeout(600)
 def test_a_sweep_of_two(root, names, tmp_path):
     """Killed while it trains: its members can be opened one by one; it goes on; each member gets its part."""
-    sweep = ("-m", "env=probe/obs_action_reward", "seed=1,2", *SHORT, f"output_root={root}", "hydra.sweep.dir=multirun/s")
+    sweep = (
+        "-m",
+        "env=probe/obs_action_reward",
+        "seed=1,2",
+        *SHORT,
+        f"output_root={root}",
+        "hydra.sweep.dir=multirun/s",
+    )
     kill_at(tmp_path, names, "checkpoints/8", *sweep)
     assert {"multirun/s/0/checkpoints/pack.json", "multirun/s/1/metrics.jsonl"} <= set(names())
     (tmp_path / "elsewhere").mkdir()
@@ -131,6 +139,8 @@ def test_a_run_on_the_disk_stays_there(root, tmp_path, names):
     run_dir.mkdir(parents=True)
     (run_dir / "environment.json").write_text('{"run_id": "c0ffee00"}')
     (run_dir / "config.yaml").write_text("run: train\n")
+    assert entry._url(root, run_dir) is None
+    assert entry._url(root, run_dir.with_name("new")) == f"{root}/outputs/new"
     with pytest.raises(ConfigError, match="holds a run already"):
         check([f"output_root={root}", f"hydra.run.dir={run_dir}"])
     assert store.url_of(run_dir) is None and names() == []

@@ -126,6 +126,17 @@ def test_pull_leaves_other_directories_alone(tmp_path, root, change):
     assert os.listdir(tmp_path / "taken") == ["file"]
 
 
+def test_no_listing_is_remembered(root, change):
+    """Other hosts write too, and TensorStore, past gcsfs."""
+    change("a/1", b"x")
+    folder = store.join(store._path(root), "a")
+    assert [path.name for path in folder.iterdir()] == ["1"]  # by epath's own gcsfs
+    assert store.sizes(folder) == {"1": 1}
+    change("a/2", b"xy")
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+    assert store.sizes(folder) == {"1": 1, "2": 2}
+
+
 def test_unlink_is_of_both(tmp_path, root, names):
     run = attached(tmp_path / "run", f"{root}/run")
     (run / "summary.json").write_text("{}")
