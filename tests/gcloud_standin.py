@@ -33,7 +33,7 @@ class Gcloud:
         (root / "bin").mkdir(parents=True)
         (root / "slices").mkdir()
         program = root / "bin" / "gcloud"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {root} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {Path(__file__).resolve()} {root} "$@"\n')
         program.chmod(0o755)
         self.script()
 
