@@ -86,7 +86,8 @@ def test_a_run_survives_its_machine(root, names, tmp_path):
     with pytest.raises(ConfigError, match="'runs/a' holds a run already"):
         check(["hydra.run.dir=runs/a", f"output_root={root}"])
 
-    output = run(here, f"resume={root}/runs/a", JAX_DEBUG_LOG_MODULES="jax._src.compiler")
+    empty = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_DEBUG_LOG_MODULES": "jax._src.compiler"}
+    output = run(here, f"resume={root}/runs/a", **empty)
     assert "cache hit for 'jit_chunk_all'" in output  # compiled by the process that was killed
     (update, wanted), (last, got) = saved(whole), saved(here / "runs/a")
     assert update == last
