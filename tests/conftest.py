@@ -24,7 +24,9 @@ import pytest
 SLOW_TIMEOUT_S = 900
 
 # In CI a skip is a failure, unless its test is named here: {start of the node id: why it may be skipped}.
-EXPECTED_SKIPS: dict[str, str] = {}
+EXPECTED_SKIPS: dict[str, str] = {
+    "tests/launchers/test_gcloud.py::test_gcloud_understands": "gcloud comes from no package registry, and is not everywhere",
+}
 NO_SKIPS = os.environ.get("CI_NO_SKIPS") == "1"
 
 # A mixture of types, or a weak type that decides, is an error.
