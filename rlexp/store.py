@@ -188,6 +188,8 @@ def pull(url: str, directory: Path) -> bool:
                 _filesystem().get([f"{url}/{name}" for name in wanted], [str(part) for part in parts.values()])
             for name, path in wanted.items():
                 os.replace(parts[name], path)
+                written = small[name]["mtime"].timestamp()
+                os.utime(path, (written, written))  # by the store's clock, which may not be ours
                 stat = path.stat()
                 _pushed[path] = (f"{url}/{name}", stat.st_size, stat.st_mtime_ns)
     except OSError as error:

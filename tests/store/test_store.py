@@ -117,6 +117,14 @@ def test_the_newer_file_stays(tmp_path, root, change):
     assert ((run / "old").read_text(), (run / "new").read_text()) == ("of the store", "of this disk")
 
 
+def test_what_is_pulled_has_the_time_of_the_store(tmp_path, root, change):
+    """So that the next change there is newer, whatever the clock here says."""
+    change("run/file", b"x")
+    assert store.pull(f"{root}/run", tmp_path / "run")
+    here = (tmp_path / "run/file").stat().st_mtime
+    assert here == pytest.approx(store._list(f"{root}/run")["file"]["mtime"].timestamp(), abs=1e-6)
+
+
 def test_pull_leaves_other_directories_alone(tmp_path, root, change):
     change("run/config.yaml", b"x")
     (tmp_path / "taken").mkdir()
