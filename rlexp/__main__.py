@@ -121,7 +121,7 @@ def main() -> None:
             (_submit if experiment.part("launcher").SUBMITS else _run)(job, experiment)
     except ConfigError as error:
         _fail(error, 2)
-    except JobFailed as error:
+    except (JobFailed, store.StoreError) as error:
         from rlexp import distributed
 
         print(f"rlexp: {error}", file=sys.stderr)

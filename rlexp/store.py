@@ -37,6 +37,10 @@ _REACH_S = 20  # gcsfs alone would try for a minute
 _NOT_PUSHED = (".lock", ".part", ".tar.gz", ".tmp", ".sqlite", "-journal", MARKER)
 
 
+class StoreError(OSError):
+    """A store could not be read or written; one line."""
+
+
 # --- where things are -------------------------------------------------------------------------------------------------
 
 
@@ -348,13 +352,13 @@ def is_used() -> bool:
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Whatever gcsfs raises becomes an OSError of one line. FileNotFoundError stays one."""
+    """Whatever gcsfs raises becomes a StoreError of one line. FileNotFoundError stays one."""
     try:
         yield
     except (ConfigError, FileNotFoundError):
         raise
     except Exception as error:
-        raise OSError(f"{what}: {_reason(error)}") from error
+        raise StoreError(f"{what}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -61,6 +61,7 @@ def kill_at(cwd: Path, names, committed: str, *arguments: str) -> None:
         process.communicate(timeout=30)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_survives_its_machine(root, names, tmp_path):
     """N = N/2 + kill -9 + the disk is lost + N/2, bit for bit; and what is in the store is enough for all else."""
@@ -106,6 +107,7 @@ def test_a_run_survives_its_machine(root, names, tmp_path):
     assert "evaluated/summary.json" in names() and "evaluated/metrics.jsonl" in names()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_sweep_of_two(root, names, tmp_path):
     """Killed while it trains: its members can be opened one by one; it goes on; each member gets its part."""
@@ -132,6 +134,20 @@ def test_a_sweep_of_two(root, names, tmp_path):
         assert f"multirun/s/{number}/summary.json" in names()
     assert not [name for name in names() if "/packs/" in name or name.endswith("pack.json")]
     assert not list((tmp_path / "multirun").rglob("checkpoints"))
+
+
+def test_a_store_that_fails_after_it_was_reached_is_told_in_one_line(root, tmp_path, monkeypatch, capsys):
+    def fail(url: str) -> bool:
+        with store._told(f"{url} cannot be read"):
+            raise RuntimeError("no network\nand more")
+
+    monkeypatch.setattr(store, "exists", fail)
+    monkeypatch.setattr("rlexp.distributed.leave", sys.exit)  # which would end these tests
+    monkeypatch.setattr(sys, "argv", ["rlexp", f"output_root={root}", f"hydra.run.dir={tmp_path}/new"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith("environment.json cannot be read: no network")
 
 
 def test_a_run_on_the_disk_stays_there(root, tmp_path, names):
