@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlexp.config import ConfigError
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PACKAGES = ("rlexp", "launchers", "hydra_plugins", "conf")  # what an installation without a checkout has
+_PACKAGES = ("rlexp", "launchers", "hydra_plugins")
 _LARGEST = 200e6  # bytes; more is a data set or a checkpoint that somebody forgot
 
 
@@ -34,7 +34,7 @@ def make(folder: Path, modules: Iterable[str], *, install: str) -> Tarball:
       install: how the environment is made, which is a part of the lock.
 
     Raises:
-      ConfigError: there is too much of it.
+      ConfigError: there is no checkout, or too much in it.
     """
     files = {file.relative_to(_ROOT).as_posix(): file for file in _own()} | _users(modules)
     digest, lock, size = hashlib.sha256(), hashlib.sha256(install.encode()), 0
@@ -68,10 +68,13 @@ def _own() -> list[Path]:
     command = ["git", "-C", str(_ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split("\0")
-        files = [_ROOT / name for name in listed if name]
-    except (OSError, subprocess.SubprocessError):  # installed as a wheel
-        files = [file for package in _PACKAGES for file in sorted((_ROOT / package).rglob("*"))]
-    return [file for file in files if file.is_file() and "__pycache__" not in file.parts]
+    except (OSError, subprocess.SubprocessError):
+        listed = []
+    if "pyproject.toml" not in listed:
+        raise ConfigError(
+            f"launcher: what is sent to each worker is a git checkout of rlexp, and {_ROOT} is none; run from a checkout"
+        )
+    return [file for file in (_ROOT / name for name in listed if name) if file.is_file()]
 
 
 def _users(modules: Iterable[str]) -> dict[str, Path]:

@@ -102,16 +102,16 @@ def make(config: Config) -> Run:
             if pack := unfinished(whole, sweep_dir, over):
                 task = Task(sweep_dir, name(pack), [job.number for job in pack])
                 kinds[task.name] = _kind(config, pack[0].config)
-                if task.name not in attached:
+                if task.name not in attached and not config.dry_run:
                     worker.write(pack, sweep_dir, manifest)
-                    if not config.dry_run:
-                        store.push_file(task.file)
+                    store.push_file(task.file)
                 tasks.append(task)
         modules = {module for pack in packs for job in pack for module in job.modules.values()}
-        code = tarball.make(sweep_dir / worker.FOLDER, modules, install=config.install) if tasks else None
-        if not tasks or code is None:
-            cancel(manifest)  # slices of an earlier process, which have nothing left to do
+        if not tasks:
+            if not config.dry_run:
+                cancel(manifest)  # slices of an earlier process, which have nothing left to do
             return
+        code = tarball.make(sweep_dir / worker.FOLDER, modules, install=config.install)
         setting = _setting(config, gcloud, sweep_dir, code, url, alone=len(tasks) == 1)
         prefix = config.name or manifest.recall("tpu name") or f"rlexp-{rundir.new_id()}"
         manifest.remember("tpu name", prefix)
@@ -168,9 +168,11 @@ class _Pool:
         self._out = queue.SimpleQueue[tuple[Keeper, Task | None, Any]]()
         self._keepers: list[Keeper] = []
         self._back: list[Task] = []  # of keepers that got no slice
-        self._stopping = False
-        # The slices of an earlier process: those with a pack first, since it runs.
-        self._earlier = dict(sorted(manifest.recall_all(FACT).items(), key=lambda item: item[1]["task"] is None))
+        # The slices of an earlier process. Its packs run on them, unless they have ended since.
+        self._earlier = manifest.recall_all(FACT)
+        for fact in self._earlier.values():
+            if fact["task"] not in kinds:
+                fact["task"] = None
 
     def start(self, waiting: Sequence[Task]) -> Sequence[Task]:
         begun = []
