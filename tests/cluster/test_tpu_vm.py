@@ -258,7 +258,10 @@ def test_a_sweep_loses_nothing(world):
         line for name in world.objects(".jsonl") if "/workers/" in name for line in world.content(name).splitlines()
     ]
     assert sum('"finished"' in line for line in told) == 8  # nothing was run to its end twice
+    changes = [change for line in told for change in json.loads(line or "[0, {}]")[1].items()]
     for i in range(8):
+        run_ids = {values["run_id"] for number, values in changes if number == str(i) and "run_id" in values}
+        assert len(run_ids) == 1  # in W&B too it is the same run
         steps = [json.loads(line)["env_steps"] for line in world.content(f"sweep/{i}/metrics.jsonl").splitlines()]
         assert steps == list(range(3200, 19201, 3200))
         resumed_from = json.loads(world.content(f"sweep/{i}/summary.json"))["resumed_from"]
