@@ -6,9 +6,11 @@ room. Its workers are its hosts.
 
 import enum
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +27,10 @@ class State(enum.Enum):
     """Of a slice, as far as it matters here."""
 
     GONE = "gone"  # there is no such slice
-    WAITING = "waiting"  # it is queued, or being made
+    WAITING = "waiting"  # it is queued, or being made or deleted
     READY = "ready"
-    BAD = "bad"  # preempted, stopped, failed, being deleted: it must be deleted, which also gives its quota back
+    BAD = "bad"  # preempted or stopped: it must be deleted, which also gives its quota back
+    FAILED = "failed"  # what was asked for cannot be had; it must be deleted too
 
 
 class Slice(NamedTuple):
@@ -39,17 +42,33 @@ class Slice(NamedTuple):
 
 
 class GcloudError(RuntimeError):
-    """A call failed; the text is gcloud's last line."""
+    """A call failed; the text is gcloud's last line, or last error."""
+
+    def __init__(self, text: str, whole: str = ""):
+        super().__init__(text)
+        self.whole = whole or text  # all that gcloud said
 
     @property
     def passing(self) -> bool:
-        """Whether the same call may well succeed later: no room, or the service has a bad moment."""
-        return bool(re.search(r"capacity|unavailable|internal error|timed out|deadline|aborted", str(self), re.I))
+        """Whether the same call may well succeed later: no room, or the service or the network has a bad moment."""
+        return bool(re.search(_PASSING, self.whole, re.I))
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether not even a question is answered: no login, no right, no such zone."""
+        return bool(re.search(_HOPELESS, self.whole, re.I))
 
     @property
     def missing(self) -> bool:
         """Whether there is no such resource."""
-        return bool(re.search(r"not[_ ]found", str(self), re.I))
+        return bool(re.search("not[_ ]found", self.whole, re.I)) and not self.hopeless
+
+
+_PASSING = (
+    "capacity|unavailable|internal error|timed out|deadline|aborted|crashed|ConnectionError|Max retries|name resolution|"
+    "problem refreshing|quota metric|rate limit|return code .255"
+)
+_HOPELESS = r"active account|PERMISSION_DENIED|Location \S+ is not found|invalid_grant|is in use|the hardware profile"
 
 
 class Gcloud:
@@ -92,13 +111,15 @@ class Gcloud:
         node = self._ask(["tpu-vm", "describe", name])
         if node is not None:
             said = node.get("state", "UNKNOWN")
-            known = {"READY": State.READY, "CREATING": State.WAITING, "STARTING": State.WAITING}
+            known = dict.fromkeys(("CREATING", "DELETING", "STARTING"), State.WAITING) | {"READY": State.READY}
             ends = [end.get("ipAddress", "") for end in node.get("networkEndpoints", [])]
             return Slice(known.get(said, State.BAD), said, ends)
         if queued and (request := self._ask(["queued-resources", "describe", name])) is not None:
             said = request.get("state", {}).get("state", "UNKNOWN")
-            waits = ("ACCEPTED", "ACTIVE", "CREATING", "PROVISIONING", "WAITING_FOR_RESOURCES")
-            return Slice(State.WAITING if said in waits else State.BAD, said, [])
+            if said == "FAILED":
+                why = request["state"].get("failedData", {}).get("error", {}).get("message", "")
+                return Slice(State.FAILED, why or "the request failed", [])
+            return Slice(State.BAD if said == "SUSPENDED" else State.WAITING, said, [])
         return Slice(State.GONE, "NOT_FOUND", [])
 
     def delete(self, name: str, *, queued: bool) -> None:
@@ -113,8 +134,8 @@ class Gcloud:
                 if not error.missing:
                     raise
 
-    def ssh(self, name: str, worker: int, script: str, *, environment: Sequence[str] = (), long: bool = False) -> str:
-        """What a script of bash prints on a worker. Raises GcloudError.
+    def ssh(self, name: str, worker: int, script: str, *, environment: Sequence[str] = (), long: bool = False) -> bytes:
+        """What a script of bash prints on a worker, as it is. Raises GcloudError.
 
         Args:
           environment: `NAME=value` that the script reads from its standard input, line by line: it is in no argument,
@@ -123,9 +144,9 @@ class Gcloud:
         command = ["tpu-vm", "ssh", name, f"--worker={worker}", f"--command={script}", "--quiet"]
         return self._call(command, given=environment, seconds=_LONG if long else _SECONDS)
 
-    def copy(self, path: Path, name: str, target: str) -> None:
-        """A file to all workers. Raises GcloudError."""
-        self._call(["tpu-vm", "scp", str(path), f"{name}:{target}", "--worker=all", "--quiet"], seconds=_LONG)
+    def copy(self, path: Path, name: str, worker: int, target: str) -> None:
+        """A file to a worker. To all at once gcloud wants a key in an ssh-agent. Raises GcloudError."""
+        self._call(["tpu-vm", "scp", str(path), f"{name}:{target}", f"--worker={worker}", "--quiet"], seconds=_LONG)
 
     def _ask(self, command: list[str]) -> dict[str, Any] | None:
         try:
@@ -136,38 +157,41 @@ class Gcloud:
             raise
         return json.loads(said or "{}")
 
-    def _call(self, command: list[str], *, given: Sequence[str] = (), seconds: int = _SECONDS) -> str:
+    def _call(self, command: list[str], *, given: Sequence[str] = (), seconds: int = _SECONDS) -> bytes:
         whole = [*_TPUS, *command, *self._where]
         if self.dry_run:
             hidden = "".join(f" {line.split('=', 1)[0]}=***" for line in given)
             print(shlex.join(["gcloud", *whole]) + (f"    # standard input:{hidden}" if hidden else ""), flush=True)
-            return ""
+            return b""
         return _run(whole, given="".join(line + "\n" for line in given), seconds=seconds)
 
 
-def _run(command: list[str], *, given: str = "", seconds: int = _SECONDS) -> str:
-    try:
-        done = subprocess.run(
-            ["gcloud", *command],
-            input=given,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-            start_new_session=True,  # Ctrl-C is for us: a call that deletes a slice must end by itself
-        )
-    except subprocess.TimeoutExpired as error:
-        raise GcloudError(f"gcloud {' '.join(command[:4])} timed out after {seconds} s") from error
-    if done.returncode:
-        raise GcloudError(_last_line(done.stderr) or _last_line(done.stdout) or f"exit code {done.returncode}")
-    return done.stdout
+def _run(command: list[str], *, given: str = "", seconds: int = _SECONDS) -> bytes:
+    with subprocess.Popen(
+        ["gcloud", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us: a call that deletes a slice must end by itself
+    ) as process:
+        try:
+            output, said = process.communicate(given.encode(), timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)  # and its ssh, which might still do its work later
+            raise GcloudError(f"gcloud {' '.join(command[:4])} timed out after {seconds} s") from error
+    if process.returncode:
+        text = said.decode(errors="replace")
+        last = _last_line(text) or _last_line(output.decode(errors="replace")) or f"exit code {process.returncode}"
+        raise GcloudError(last, text)
+    return output
 
 
 def _last_line(text: str) -> str:
-    """The last that says something. The service's own errors may come as JSON over several lines."""
+    """The last error, or the last line that says something. Errors of the service may come as JSON, and have details after them."""
     if messages := re.findall(r'"message": "((?:[^"\\]|\\.)*)"', text):
         return messages[-1].replace('\\"', '"')
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     # What failed on a worker is said between what gcloud says of ssh.
     own = [line for line in lines if not re.search("exited with return code|Attempting to connect", line)]
-    return (own or lines or [""])[-1]
+    errors = [line for line in own if line.startswith("ERROR:")]
+    return (errors or own or lines or [""])[-1]

@@ -24,6 +24,7 @@ from rlexp.sweep.worker import AGAIN, Task
 FACT = "tpu slice "  # of the manifest: {task, job, kind, zone, project, queued}
 _PORTS = (20_000, 12_000)  # the first, and how many: of process 0 of a start
 _WAIT_S = 20  # between questions while a slice is made, or has no room
+_TRIES = 15  # of what must not fail for a passing reason
 _UNREACHABLE = 12  # polls in a row that no worker answers, on a slice that calls itself ready: it is made anew
 _SAVE_S = 300  # that a pack may take to save and end
 
@@ -51,7 +52,7 @@ class Setting(NamedTuple):
     grace_s: float  # after a failure, within which a preemption may show itself as its cause
     preemptions: int
     arguments: Callable[[Task], list[str]]  # of the Python that trains a pack
-    fetch: Callable[[Task], None]  # brings what its workers have told of its jobs
+    fetch: Callable[[Task], bool]  # brings what its workers have told of its jobs; whether the store answered
     bring: Callable[[Task], None]  # brings the small files of its run directories
     say: Callable[[str], None]
     stream: Callable[[str], None]  # what worker 0 prints
@@ -76,7 +77,7 @@ class Keeper(threading.Thread):
         self._manifest: Manifest  # SQLite's connections belong to their thread
         self._stopping = threading.Event()
         self._hosts = ThreadPoolExecutor(kind.workers)
-        self.retired = False
+        self.retired = self.failed = False
 
     def give(self, task: Task) -> None:
         """To an idle keeper. A pack whose start the manifest knows goes on."""
@@ -99,12 +100,16 @@ class Keeper(threading.Thread):
         try:
             while (task := self._in.get()) is not None:
                 ended: Any = self._train(task)
-                self._setting.fetch(task)
+                for _ in range(_TRIES):  # without it a finished pack would be trained again
+                    if self._setting.fetch(task):
+                        break
+                    time.sleep(_WAIT_S)
                 self._setting.bring(task)
                 self._remember(None, None)
                 self.task, self.idle_since = None, time.monotonic()
                 self._out.put((self, task, ended))
         except Exception as error:
+            self.failed = True
             self._out.put((self, self.task, error))
         finally:
             self._delete()
@@ -221,15 +226,16 @@ class Keeper(threading.Thread):
         how = {"dead": "was killed", "none": "is gone"}.get(code, f"ended with exit code {code.removeprefix('rc ')}")
         lines = []
         with contextlib.suppress(GcloudError):
-            lines = self._gcloud.ssh(self.name, worker, worker_scripts.last_lines(job)).strip().splitlines()
+            said = self._gcloud.ssh(self.name, worker, worker_scripts.last_lines(job))
+            lines = said.decode(errors="replace").strip().splitlines()
         return f"{how} on worker {worker} of {self.name}" + (f": {lines[-1].strip()}" if lines else "")
 
     def _look(self, job: str, worker: int, log: "_Log") -> str:
         said = self._gcloud.ssh(self.name, worker, worker_scripts.look(job, log.offset if worker == 0 else None))
-        code, _, text = said.partition("\n")
+        code, _, text = said.partition(b"\n")
         if worker == 0:
             log.add(text)
-        return code
+        return code.decode()
 
     def _end(self, job: str, signal: str) -> None:
         def on(worker: int) -> None:
@@ -250,6 +256,7 @@ class Keeper(threading.Thread):
         """
         told = ""
         while not self._stopping.is_set():
+            failure: GcloudError | None = None
             try:
                 seen = self._gcloud.describe(self.name, queued=self._setting.queued)
                 if seen.state != State.GONE and self._manifest.recall(FACT + self.name) is None:
@@ -261,43 +268,62 @@ class Keeper(threading.Thread):
                         )
                     self._had = True
                     return seen.addresses
-                if seen.state == State.BAD:
+                if seen.state in (State.BAD, State.FAILED):
                     self._setting.say(f"{self.name} is {seen.said}: deleting it")
                     self._gcloud.delete(self.name, queued=self._setting.queued)
-                    continue
+                    if seen.state == State.BAD:
+                        continue
+                    failure = GcloudError(seen.said)
                 if seen.state == State.GONE:
                     self._setting.say(f"{self.name}: asking for a {self.kind.accelerator}")
-                    if self._manifest.recall(FACT + self.name) is None:
-                        self._remember(None, None)
-                    self._gcloud.create(
-                        self.name,
-                        accelerator=self.kind.accelerator,
-                        runtime=self._setting.runtime,
-                        provisioning=self._setting.provisioning,
-                        queued=self._setting.queued,
-                    )
-                    continue
+                    failure = self._create()
+                    if failure is None:
+                        continue
                 said = seen.said
-            except GcloudError as error:
-                # Quota that was enough before is held by a lost slice for a while after it is deleted.
-                if not error.passing and not (self._had and "quota" in str(error).lower()):
+            except GcloudError as error:  # of a question, or of a deletion
+                if error.hopeless:
                     raise
                 said = str(error)
+            if failure is not None:
+                # Quota that was enough before is held by a lost slice for a while after it is deleted.
+                if not failure.passing and not (self._had and "quota" in failure.whole.lower()):
+                    raise failure
+                said = str(failure)
             if said != told:
                 self._setting.say(f"{self.name}: {said}; waiting")
             told = said
             self._stopping.wait(min(_WAIT_S, self._setting.poll_s))
         return None
 
+    def _create(self) -> GcloudError | None:
+        """Asks for the slice, which is ours from now on; the error where that is refused."""
+        known = self._manifest.recall(FACT + self.name) is not None
+        if not known:
+            self._remember(None, None)
+        try:
+            self._gcloud.create(
+                self.name,
+                accelerator=self.kind.accelerator,
+                runtime=self._setting.runtime,
+                provisioning=self._setting.provisioning,
+                queued=self._setting.queued,
+            )
+        except GcloudError as error:
+            if not known and "already" in error.whole.lower():  # somebody else was quicker, and it is theirs
+                self._manifest.drop(FACT + self.name)
+            return error
+        return None
+
     def _set_up(self) -> None:
         """The code of this content and the environment of this lock, where a worker lacks either. Raises GcloudError."""
         tarball, workers = self._setting.tarball, range(self.kind.workers)
         ask = worker_scripts.is_set_up(tarball.code, tarball.lock)
-        have = self._hosts.map(lambda worker: self._gcloud.ssh(self.name, worker, ask).strip() == "yes", workers)
+        have = self._hosts.map(lambda worker: self._gcloud.ssh(self.name, worker, ask).strip() == b"yes", workers)
         if all(have):
             return
         self._setting.say(f"{self.name}: setting up")
-        self._gcloud.copy(tarball.path, self.name, worker_scripts.archive(tarball.code))
+        target = worker_scripts.archive(tarball.code)
+        list(self._hosts.map(lambda worker: self._gcloud.copy(tarball.path, self.name, worker, target), workers))
         script = worker_scripts.set_up(
             tarball.code, tarball.lock, setup=self._setting.setup, install=self._setting.install
         )
@@ -327,11 +353,16 @@ class Keeper(threading.Thread):
         """So that nothing goes on costing."""
         if self._manifest.recall(FACT + self.name) is None:
             return
-        try:
-            self._gcloud.delete(self.name, queued=self._setting.queued)
-            self._manifest.drop(FACT + self.name)
-        except GcloudError as error:
-            self._setting.say(f"{self.name} could not be deleted, and may go on costing: {error}")
+        for left in reversed(range(_TRIES)):
+            try:
+                self._gcloud.delete(self.name, queued=self._setting.queued)
+                self._manifest.drop(FACT + self.name)
+                return
+            except GcloudError as error:
+                if error.hopeless or not left:
+                    self._setting.say(f"{self.name} could not be deleted, and may go on costing: {error}")
+                    return
+                time.sleep(_WAIT_S)
 
 
 class _Log:
@@ -347,9 +378,9 @@ class _Log:
             manifest.remember(fact, [job, began])
         self.offset, self._path = size - began, task.log  # bytes of this start that are here
 
-    def add(self, text: str) -> None:
-        data = text.encode()
+    def add(self, data: bytes) -> None:
+        """What comes next."""
         with self._path.open("ab") as file:
             file.write(data)
         self.offset += len(data)
-        self._stream(text)
+        self._stream(data.decode(errors="replace"))

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import importlib.util
 import io
+import re
 import subprocess
 import tarfile
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from rlexp.config import ConfigError
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("rlexp", "launchers", "hydra_plugins")
+_SECRET = r"^\.env|\.(pem|key)$|credential|netrc"
 _LARGEST = 200e6  # bytes; more is a data set or a checkpoint that somebody forgot
 
 
@@ -65,16 +67,12 @@ def make(folder: Path, modules: Iterable[str], *, install: str) -> Tarball:
 
 
 def _own() -> list[Path]:
-    command = ["git", "-C", str(_ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split("\0")
-    except (OSError, subprocess.SubprocessError):
-        listed = []
-    if "pyproject.toml" not in listed:
+    files = _listed(_ROOT)
+    if _ROOT / "pyproject.toml" not in files:
         raise ConfigError(
             f"launcher: what is sent to each worker is a git checkout of rlexp, and {_ROOT} is none; run from a checkout"
         )
-    return [file for file in (_ROOT / name for name in listed if name) if file.is_file()]
+    return files
 
 
 def _users(modules: Iterable[str]) -> dict[str, Path]:
@@ -85,10 +83,24 @@ def _users(modules: Iterable[str]) -> dict[str, Path]:
         if spec is None or not spec.origin or "site-packages" in spec.origin:
             continue
         origin = Path(spec.origin)
-        inside = sorted(origin.parent.rglob("*")) if spec.submodule_search_locations else [origin]
-        for file in inside:
-            if file.is_file() and "__pycache__" not in file.parts:
-                found[
-                    file.relative_to(origin.parents[1] if spec.submodule_search_locations else origin.parent).as_posix()
-                ] = file
+        alone = not spec.submodule_search_locations
+        folder = origin.parent
+        files = [origin] if alone else _listed(folder) or [file for file in sorted(folder.rglob("*")) if _is_sent(file)]
+        root = folder if alone else folder.parent
+        found |= {file.relative_to(root).as_posix(): file for file in files}
     return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What git tracks or would track there; nothing where it is no repository."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split("\0")
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [file for file in (folder / name for name in listed if name) if _is_sent(file)]
+
+
+def _is_sent(file: Path) -> bool:
+    """Not what looks like a secret, though git may not have been told to ignore it."""
+    return file.is_file() and "__pycache__" not in file.parts and not re.search(_SECRET, file.name, re.I)

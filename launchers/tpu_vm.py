@@ -23,7 +23,7 @@ from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, NonNegativ
 from rlexp.loggers.wandb import find_key
 from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
-from rlexp.sweep.manifest import OVER, Manifest
+from rlexp.sweep.manifest import OVER, JobFailed, Manifest
 from rlexp.sweep.packing import Job, Pack, apart, name
 from rlexp.sweep.supervise import Ended, show, supervise
 from rlexp.sweep.worker import Task
@@ -93,6 +93,9 @@ def make(config: Config) -> Run:
         gcloud = Gcloud(config.project, config.zone, dry_run=config.dry_run)
         if not config.dry_run:
             gcloud.check()
+        where = {"zone": config.zone, "project": config.project, "queued": config.queued}
+        if not config.dry_run:  # slices elsewhere, of an earlier process: what trained there goes on here
+            _end(manifest, lambda fact: any(fact[key] != value for key, value in where.items()))
         for entry in worker.fold_all(sweep_dir, manifest):  # of jobs that went on without a parent
             show(entry)
         over = {*over, *(entry.number for entry in manifest.jobs() if entry.status in OVER)}
@@ -102,8 +105,11 @@ def make(config: Config) -> Run:
             if pack := unfinished(whole, sweep_dir, over):
                 task = Task(sweep_dir, name(pack), [job.number for job in pack])
                 kinds[task.name] = _kind(config, pack[0].config)
-                if task.name not in attached and not config.dry_run:
-                    worker.write(pack, sweep_dir, manifest)
+                if not config.dry_run:
+                    if task.name in attached:
+                        worker.write_code(pack, task)  # of its next start, which may be of newer code than this one
+                    else:
+                        worker.write(pack, sweep_dir, manifest)
                     store.push_file(task.file)
                 tasks.append(task)
         modules = {module for pack in packs for job in pack for module in job.modules.values()}
@@ -112,7 +118,7 @@ def make(config: Config) -> Run:
                 cancel(manifest)  # slices of an earlier process, which have nothing left to do
             return
         code = tarball.make(sweep_dir / worker.FOLDER, modules, install=config.install)
-        setting = _setting(config, gcloud, sweep_dir, code, url, alone=len(tasks) == 1)
+        setting = _setting(config, gcloud, sweep_dir, code, url, where=where, alone=len(tasks) == 1)
         prefix = config.name or manifest.recall("tpu name") or f"rlexp-{rundir.new_id()}"
         manifest.remember("tpu name", prefix)
         if config.dry_run:
@@ -124,14 +130,26 @@ def make(config: Config) -> Run:
                 supervise(tasks, manifest, pool, retries=config.retries, stop=stop, show=show)
             finally:
                 pool.close()
+        if left := manifest.recall_all(FACT):
+            raise JobFailed(
+                f"launcher: {' '.join(left)} could not be deleted, and may go on costing; python -m rlexp.sweep cancel {sweep_dir}"
+            )
 
     return run
 
 
 def cancel(manifest: Manifest) -> None:
     """Ends what runs on a sweep's slices, which saves first, and deletes them. Raises ConfigError."""
-    sweep_dir = manifest.path.parent
+    _end(manifest, lambda fact: True)
+    worker.fold_all(manifest.path.parent, manifest)
+
+
+def _end(manifest: Manifest, which: Callable[[dict[str, Any]], bool]) -> None:
+    """Of the slices whose facts are so. Raises ConfigError once all were tried."""
+    troubles = []
     for slice_name, fact in manifest.recall_all(FACT).items():
+        if not which(fact):
+            continue
         gcloud = Gcloud(fact["project"], fact["zone"])
         gcloud.check()
         try:
@@ -139,10 +157,12 @@ def cancel(manifest: Manifest) -> None:
                 _save(gcloud, slice_name, fact)
             gcloud.delete(slice_name, queued=fact["queued"])
         except GcloudError as error:
-            raise ConfigError(f"launcher: {slice_name} is not deleted, and may go on costing: {error}") from error
+            troubles.append(f"{slice_name} is not deleted, and may go on costing: {error}")
+            continue
         manifest.drop(FACT + slice_name)
         print(f"{slice_name} is deleted", flush=True)
-    worker.fold_all(sweep_dir, manifest)
+    if troubles:
+        raise ConfigError(f"launcher: {'; '.join(troubles)}")
 
 
 def _save(gcloud: Gcloud, slice_name: str, fact: dict[str, Any]) -> None:
@@ -153,7 +173,7 @@ def _save(gcloud: Gcloud, slice_name: str, fact: dict[str, Any]) -> None:
             gcloud.ssh(slice_name, i, worker_scripts.end(fact["job"], "TERM"))
         while time.monotonic() < until:
             looks = [gcloud.ssh(slice_name, i, worker_scripts.look(fact["job"], None)) for i in workers]
-            if not any(said.startswith("runs") for said in looks):
+            if not any(said.startswith(b"runs") for said in looks):
                 return
             time.sleep(2)
     except GcloudError as error:
@@ -168,6 +188,7 @@ class _Pool:
         self._out = queue.SimpleQueue[tuple[Keeper, Task | None, Any]]()
         self._keepers: list[Keeper] = []
         self._back: list[Task] = []  # of keepers that got no slice
+        self._stopping = False
         # The slices of an earlier process. Its packs run on them, unless they have ended since.
         self._earlier = manifest.recall_all(FACT)
         for fact in self._earlier.values():
@@ -188,7 +209,7 @@ class _Pool:
         for slice_name, fact in self._earlier.items():
             if fact["task"] == task.name:
                 return self._made(slice_name, Kind(*fact["kind"]))
-        idle = [keeper for keeper in self._keepers if keeper.task is None and not keeper.retired]
+        idle = [each for each in self._keepers if each.task is None and not (each.retired or each.failed)]
         for keeper in idle:
             if keeper.kind == kind:
                 return keeper
@@ -221,7 +242,10 @@ class _Pool:
             elif task is not None:
                 gone[task.name] = how or Ended("ended without a word")
         for task in list(self._back):
-            if (keeper := self._keeper_for(task)) is not None:
+            if self._stopping:
+                self._back.remove(task)
+                gone[task.name] = Ended("was not started")
+            elif (keeper := self._keeper_for(task)) is not None:
                 self._back.remove(task)
                 keeper.give(task)
         for keeper in self._keepers:
@@ -232,13 +256,14 @@ class _Pool:
     def _without(self, keeper: Keeper, task: Task, error: GcloudError) -> None:
         """Goes on with the other slices. Raises ConfigError where there is none."""
         self._size -= 1
-        others = [other for other in self._keepers if other is not keeper and other.is_alive() and not other.retired]
-        if not others and not self._earlier:
+        others = [other for other in self._keepers if other.is_alive() and not (other.retired or other.failed)]
+        if self._size <= 0 or (not others and not self._earlier):
             raise ConfigError(f"launcher: {keeper.name} cannot be had: {error}{_advice(error)}") from error
         self._setting.say(f"{keeper.name} cannot be had: {error}; going on with {self._size} slices")
         self._back.append(task)
 
     def stop(self) -> bool:
+        self._stopping = True
         for keeper in self._keepers:
             keeper.stop()
         return True
@@ -272,16 +297,25 @@ def _advice(error: GcloudError) -> str:
 
 
 def _setting(
-    config: Config, gcloud: Gcloud, sweep_dir: Path, code: tarball.Tarball, url: str, *, alone: bool
+    config: Config,
+    gcloud: Gcloud,
+    sweep_dir: Path,
+    code: tarball.Tarball,
+    url: str,
+    *,
+    where: dict[str, Any],
+    alone: bool,
 ) -> Setting:
     def say(text: str) -> None:
         print(text, flush=True)
 
-    def fetch(task: Task) -> None:
+    def fetch(task: Task) -> bool:
         try:
             store.pull_file(task.journal)
         except OSError as error:  # the next look may have more luck
             say(str(error))
+            return False
+        return True
 
     def bring(task: Task) -> None:
         try:
@@ -308,7 +342,7 @@ def _setting(
         bring=bring,
         say=say,
         stream=(lambda text: print(text, end="", flush=True)) if alone else lambda text: None,
-        fact={"zone": config.zone, "project": config.project, "queued": config.queued},
+        fact=where,
     )
 
 
@@ -325,7 +359,8 @@ def _rehearse(config: Config, setting: Setting, tasks: Sequence[Task], kinds: di
             queued=config.queued,
         )
         gcloud.describe(slice_name, queued=config.queued)
-        gcloud.copy(code.path, slice_name, worker_scripts.archive(code.code))
+        for host in range(kind.workers):
+            gcloud.copy(code.path, slice_name, host, worker_scripts.archive(code.code))
         scripts = [
             worker_scripts.set_up(code.code, code.lock, setup=config.setup, install=config.install),
             worker_scripts.start(f"{task.name}-1", code.code, code.lock, setting.arguments(task)),

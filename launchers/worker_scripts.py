@@ -25,6 +25,7 @@ def set_up(code: str, lock: str, *, setup: Sequence[str], install: str) -> str:
     lines = [
         "set -e",
         f"mkdir -p {ROOT}/code {ROOT}/env {ROOT}/jobs",
+        f"exec 9> {ROOT}/.lock; flock 9",  # a killed controller's own may still be at it
         f"if [ ! -d {ROOT}/code/{code} ]; then",
         f"  rm -rf {ROOT}/code/{code}.part && mkdir {ROOT}/code/{code}.part",
         f"  tar -xzf {archive(code)} -C {ROOT}/code/{code}.part",

@@ -21,6 +21,8 @@ from pathlib import Path
 
 _HOSTS = {"v4-8": 1, "v4-16": 2, "v4-32": 4, "v4-64": 8}
 _MARK = "STANDIN_WORKER"  # in the environment of all that runs on a worker
+# What gcloud has after an error of the service.
+_DETAILS = "\n- '@type': type.googleapis.com/google.rpc.ResourceInfo\n  resourceName: projects/p/nodes/n"
 _ZONES = ("us-central2-b",)
 _RUNTIMES = ("tpu-ubuntu2204-base",)
 
@@ -157,7 +159,7 @@ def main(root: Path, arguments: list[str]) -> str:
     if what == "queued-resources":
         if not (folder / "request.json").exists():
             raise Refused(
-                f"ERROR: (gcloud.compute.tpus.queued-resources.{verb}) NOT_FOUND: Resource {name} was not found"
+                f"ERROR: (gcloud.compute.tpus.queued-resources.{verb}) NOT_FOUND: Resource {name} was not found{_DETAILS}"
             )
         if verb == "delete":
             if folder.joinpath("node.json").exists() and "force" not in flags:
@@ -170,7 +172,7 @@ def main(root: Path, arguments: list[str]) -> str:
         return _copy(root, arguments[4], arguments[5], flags)
     _provide(folder)
     if not (folder / "node.json").exists():
-        raise Refused(f"ERROR: (gcloud.compute.tpus.tpu-vm.{verb}) NOT_FOUND: Resource {name} was not found")
+        raise Refused(f"ERROR: (gcloud.compute.tpus.tpu-vm.{verb}) NOT_FOUND: Resource {name} was not found{_DETAILS}")
     if verb == "delete":
         _remove(folder)
         return ""
@@ -249,12 +251,10 @@ def _remove(folder: Path) -> None:
 
 def _copy(root: Path, source: str, target: str, flags: dict[str, str]) -> str:
     name, _, path = target.partition(":")
-    assert flags["worker"] == "all"
-    homes = sorted((root / "slices" / name).glob("worker-*"))
-    if not homes:
-        raise Refused(f"ERROR: (gcloud.compute.tpus.tpu-vm.scp) NOT_FOUND: Resource {name} was not found")
-    for home in homes:
-        shutil.copy(source, home / path)
+    home = root / "slices" / name / f"worker-{flags['worker']}"
+    if not home.is_dir():
+        raise Refused(f"ERROR: (gcloud.compute.tpus.tpu-vm.scp) NOT_FOUND: Resource {name} was not found{_DETAILS}")
+    shutil.copy(source, home / path)
     return ""
 
 

@@ -73,8 +73,17 @@ def write(pack: Sequence[Job], sweep_dir: Path, manifest: Manifest) -> Task:
         for job in pack
     ]
     task.file.parent.mkdir(exist_ok=True)
-    rundir.write_json(task.file, {"code": code_hash(sorted(set(pack[0].modules.values()))), "jobs": jobs})
+    rundir.write_json(task.file, {"code": _code(pack), "jobs": jobs})
     return task
+
+
+def write_code(pack: Sequence[Job], task: Task) -> None:
+    """The code that is here becomes that of a pack which was written down before."""
+    rundir.write_json(task.file, rundir.read_json(task.file) | {"code": _code(pack)})
+
+
+def _code(pack: Sequence[Job]) -> str:
+    return code_hash(sorted(set(pack[0].modules.values())))
 
 
 def fold_all(sweep_dir: Path, manifest: Manifest) -> list[Entry]:
@@ -107,7 +116,7 @@ def read(sweep_dir: Path, name: str) -> list[Job]:
         run_dir = Path(os.path.normpath(sweep_dir / job["dir"]))
         resume_dir = _brought(job["resume_dir"], run_dir) if job["resume_dir"] else None
         jobs.append(Job(job["number"], tuple(job["overrides"]), job["node"], config, modules, run_dir, resume_dir))
-    here = code_hash(sorted(set(jobs[0].modules.values())))
+    here = _code(jobs)
     if here != written["code"]:
         raise ConfigError(
             f"the code of this worker ({here}, {Path(__file__).parents[1]}) is not the code that started the sweep "

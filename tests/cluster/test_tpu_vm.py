@@ -234,7 +234,7 @@ def test_a_sweep_loses_nothing(world):
         return name
 
     process = world.start(*line)
-    ways = [("PREEMPTED", 0), ("TERMINATED", 1), ("STOPPED", 0), ("PREEMPTED", 1), ("DELETING", 0)]
+    ways = [("PREEMPTED", 0), ("TERMINATED", 1), ("STOPPED", 0), ("PREEMPTED", 1), ("REPAIRING", 0)]
     try:
         for number, (state, tells_after_s) in enumerate(ways):
             world.gcloud.preempt(one(), state=state, tells_after_s=tells_after_s)

@@ -2,11 +2,12 @@
 
 import shutil
 import subprocess
+import time
 
 import pytest
 
 from launchers import worker_scripts
-from launchers.gcloud import Gcloud, GcloudError, _last_line
+from launchers.gcloud import Gcloud, GcloudError, State, _last_line
 
 
 @pytest.fixture
@@ -39,15 +40,15 @@ def nobody(monkeypatch, tmp_path):
 )
 def test_gcloud_understands_each_command(nobody, call):
     """It reads the arguments, and then refuses for want of a login. What it does not understand it refuses before."""
-    with pytest.raises(GcloudError, match="select an already authenticated account"):
+    with pytest.raises(GcloudError, match="active account selected"):
         call(nobody)
 
 
 @pytest.mark.timeout(60)
 def test_gcloud_understands_a_copy(nobody, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(GcloudError, match="select an already authenticated account"):
-        nobody.copy(tmp_path / "file", "x", "file")
+    with pytest.raises(GcloudError, match="active account selected"):
+        nobody.copy(tmp_path / "file", "x", 1, "file")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,10 @@ def test_gcloud_understands_a_copy(nobody, tmp_path):
         (
             "ERROR: (x) [/usr/bin/ssh] exited with return code [255].",
             "ERROR: (x) [/usr/bin/ssh] exited with return code [255].",
+        ),
+        (
+            "ERROR: (x) NOT_FOUND: Resource n was not found\n- '@type': y\n  resourceName: n\n",
+            "ERROR: (x) NOT_FOUND: Resource n was not found",
         ),
         ("", ""),
     ],
@@ -74,6 +79,9 @@ def test_the_last_line_that_says_something(text, expected):
         ("There is no more capacity in the zone", True, False),
         ("RESOURCE_EXHAUSTED: Quota limit 'X' has been exceeded.", False, False),
         ("NOT_FOUND: Resource x was not found", False, True),
+        ("ERROR: NOT_FOUND: Resource x was not found\n  resourceName: x", False, True),
+        ("NOT_FOUND: Location mars is not found or access is unauthorized.", False, False),
+        ("ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool\ngcloud info --run-diagnostics", True, False),
         ("gcloud compute tpus timed out after 180 s", True, False),
         ("INVALID_ARGUMENT: Runtime version is not valid", False, False),
     ],
@@ -81,6 +89,64 @@ def test_the_last_line_that_says_something(text, expected):
 def test_what_may_pass_is_told_from_what_will_not(text, passing, missing):
     error = GcloudError(text)
     assert (error.passing, error.missing) == (passing, missing)
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """A gcloud that says what it is told to: (standard output, standard error, exit code)."""
+
+    def make(output: bytes, said: str, code: int) -> Gcloud:
+        (tmp_path / "output").write_bytes(output)
+        (tmp_path / "said").write_text(said)
+        program = tmp_path / "gcloud"
+        program.write_text(f"#!/bin/sh\ncat {tmp_path}/output; cat {tmp_path}/said >&2; exit {code}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        return Gcloud("p", "z")
+
+    return make
+
+
+def test_what_is_not_there_is_gone(answers):
+    gcloud = answers(b"", "ERROR: (x) NOT_FOUND: Resource 'n' was not found\n- '@type': y\n  resourceName: n\n", 1)
+    assert gcloud.describe("n", queued=True).state == State.GONE
+    gcloud.delete("n", queued=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("READY", State.READY),
+        ("CREATING", State.WAITING),
+        ("DELETING", State.WAITING),
+        ("PREEMPTED", State.BAD),
+        ("NEW", State.BAD),
+    ],
+)
+def test_states(answers, state, expected):
+    seen = answers(f'{{"state": "{state}", "networkEndpoints": [{{"ipAddress": "10.0.0.2"}}]}}'.encode(), "", 0)
+    assert seen.describe("n", queued=False)[::2] == (expected, ["10.0.0.2"])
+
+
+def test_a_failed_request_says_why(answers, monkeypatch):
+    gcloud = answers(b'{"state": {"state": "FAILED", "failedData": {"error": {"message": "no such runtime"}}}}', "", 0)
+    ask = gcloud._ask
+    monkeypatch.setattr(gcloud, "_ask", lambda command: None if command[0] == "tpu-vm" else ask(command))
+    assert gcloud.describe("n", queued=True)[:2] == (State.FAILED, "no such runtime")
+
+
+def test_output_is_bytes_as_they_are(answers):
+    assert answers(b"\xf0\x9f\r\n", "", 0).ssh("n", 0, "x") == b"\xf0\x9f\r\n"
+
+
+def test_a_call_that_takes_too_long_takes_its_own_processes_along(answers, tmp_path):
+    gcloud = answers(b"", "", 0)
+    (tmp_path / "gcloud").write_text(f"#!/bin/sh\n(sleep 2; touch {tmp_path}/late) & wait\n")
+    with pytest.raises(GcloudError, match="timed out") as told:
+        gcloud._call(["tpu-vm", "ssh"], seconds=1)
+    assert told.value.passing
+    time.sleep(2.5)
+    assert not (tmp_path / "late").exists()
 
 
 def test_a_dry_run_prints_names_only(capsys):

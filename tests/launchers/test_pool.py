@@ -1,6 +1,7 @@
 """How packs are dealt to slices."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,8 @@ class Keeper:
     """Of no slice."""
 
     def __init__(self, name, kind, setting, out):
-        self.name, self.kind, self.out, self.task, self.retired, self.idle_since = name, kind, out, None, False, 1e12
+        self.name, self.kind, self.out, self.task, self.idle_since = name, kind, out, None, 1e12
+        self.retired = self.failed = False
 
     def give(self, task):
         assert self.task is None and not self.retired
@@ -33,6 +35,7 @@ class Keeper:
 
     def over(self, how=None):
         task, self.task = self.task, None
+        self.failed = isinstance(how, Exception)
         self.out.put((self, task, how))
 
     def retire(self):
@@ -55,7 +58,8 @@ def pool(tmp_path, monkeypatch):
     def make(size, kinds, earlier=()):
         for name, task, kind in earlier:
             manifest.remember(FACT + name, {"task": task, "job": task and f"{task}-1", "kind": list(kind)})
-        return tpu_vm._Pool(size, "x", kinds, Setting(), manifest)
+        setting: Any = Setting()
+        return tpu_vm._Pool(size, "x", kinds, setting, manifest)
 
     return make
 
@@ -109,3 +113,21 @@ def test_who_gets_no_slice_leaves_its_pack_to_the_others(pool):
     first.over(GcloudError("Quota limit exceeded"))
     with pytest.raises(ConfigError, match=r"x-0 cannot be had: Quota limit exceeded \(launcher.zone"):
         made.ended([])
+
+
+def test_where_nobody_gets_a_slice_that_is_told(pool):
+    """All ask at the same time, and all are still there when the first answer is read."""
+    made = pool(2, dict.fromkeys("ab", SMALL))
+    made.start(tasks("ab"))
+    for keeper in made._keepers:
+        keeper.over(GcloudError("Runtime version x is not valid"))
+    with pytest.raises(ConfigError, match=r"Runtime version x is not valid \(launcher.runtime_version"):
+        made.ended([])
+
+
+def test_told_to_stop_nothing_is_waited_for(pool):
+    made = pool(2, dict.fromkeys("ab", SMALL))
+    made.start(tasks("ab"))
+    made._keepers[1].over(GcloudError("quota"))
+    made.stop()
+    assert made.ended([]).keys() == {"b"}
