@@ -56,6 +56,7 @@ def make(folder: Path, modules: Iterable[str], *, install: str) -> Tarball:
     code = digest.hexdigest()[:16]
     path = folder / f"{code}.tar.gz"
     if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         with gzip.open(part, "wb", compresslevel=6) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
             for name, data in contents.items():

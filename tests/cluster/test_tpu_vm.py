@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -119,6 +120,11 @@ class World:
             items = json.load(answer).get("items", [])
         return [item["name"].removeprefix(prefix + "/") for item in items if item["name"].endswith(ending)]
 
+    def saved(self, run: str = "") -> list[int]:
+        """Updates of the checkpoints that are there whole, of a run or of all."""
+        found = [re.fullmatch(r"(.*)/checkpoints/(\d+)/commit_success.txt", name) for name in self.objects()]
+        return [int(match[2]) for match in found if match and run in (match[1], "")]
+
     def content(self, name: str) -> str:
         bucket, _, prefix = self.url.removeprefix("gs://").partition("/")
         place = quote(f"{prefix}/{name}", safe="")
@@ -177,7 +183,7 @@ def test_one_job_on_four_hosts_resumes_exactly(world):
     process = world.start(*HOSTS["v4-32"], "total_env_steps=12800", "hydra.run.dir=stormy")
 
     def saved() -> int:
-        return len([x for x in world.objects("checksums.json") if x.startswith("stormy")])
+        return len(world.saved("stormy"))
 
     try:
         world.until(lambda: saved() > 0, process)
@@ -210,7 +216,7 @@ def one_that_trains(world: World, seen: dict[str, int], process: subprocess.Pope
             task = facts.get(name, {}).get("task")
             if state != "READY" or not task or not world.gcloud.training(name, 0):
                 continue
-            saved = len([x for x in world.objects("checksums.json") if x.split("/")[1] == world.job_of(task)])
+            saved = len(world.saved(f"sweep/{world.job_of(task)}"))
             if seen.get(task, 0) < saved <= 4:  # of 8: it does not end before it is hit
                 seen[task] = saved
                 found.append((name, world.job_of(task)))
@@ -281,7 +287,7 @@ def test_what_a_killed_controller_left_is_found_and_cancelled(world):
     line = ("-m", "seed=1,2", *HOSTS["v4-8"], "total_env_steps=3200000", "hydra.sweep.dir=sweep")
     process = world.start(*line)
     try:
-        world.until(lambda: world.objects("checksums.json"), process)
+        world.until(world.saved, process)
     finally:
         end(process)
     (name,) = world.gcloud.slices()
@@ -290,8 +296,7 @@ def test_what_a_killed_controller_left_is_found_and_cancelled(world):
     assert world.gcloud.slices() == {}
     assert [job.status for job in world.jobs("sweep").values()] == ["stopped"] * 2
     rows = [json.loads(line) for line in world.content("sweep/0/metrics.jsonl").splitlines()]
-    saved = max(int(name.split("/")[4]) for name in world.objects("checksums.json"))
-    assert rows[-1]["env_steps"] == 128 * saved  # it saved when it was told to end
+    assert rows[-1]["env_steps"] == 128 * max(world.saved())  # it saved when it was told to end
 
 
 @pytest.mark.slow
