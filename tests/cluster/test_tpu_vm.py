@@ -176,7 +176,7 @@ def world(tmp_path, bucket):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_one_job_on_four_hosts_resumes_exactly(world):
     world.run(*HOSTS["v4-32"], "total_env_steps=12800", "hydra.run.dir=calm")
     assert len(world.gcloud.calls("ssh", "--worker=3")) > 2

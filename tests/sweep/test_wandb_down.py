@@ -14,7 +14,7 @@ import wandb_standin
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("runs", "expected"), [("each", 2), ("pack", 1)])
 def test_unreachable_and_uploaded_later(tmp_path: Path, runs, expected):
     (tmp_path / "home").mkdir()
@@ -29,7 +29,7 @@ def test_unreachable_and_uploaded_later(tmp_path: Path, runs, expected):
         f"logger.wandb.runs={runs}",
     )
     command = rlexp_command("-m", "seed=1,2", *small, *arguments, "logger.curve=false", "hydra.sweep.dir=sweep")
-    done = subprocess.run(command, cwd=tmp_path, env=dead, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, env=dead, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cannot be reached" in done.stdout + done.stderr
     jobs = Manifest(tmp_path / "sweep").jobs()
@@ -37,7 +37,7 @@ def test_unreachable_and_uploaded_later(tmp_path: Path, runs, expected):
     with wandb_standin.serve() as server:
         verb = [sys.executable, "-m", "rlexp.sweep", "sync", "sweep"]
         live = env | {"WANDB_BASE_URL": server.url}
-        done = subprocess.run(verb, cwd=tmp_path, env=live, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(verb, cwd=tmp_path, env=live, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
         assert len(server.runs) == expected
         if runs == "each":
