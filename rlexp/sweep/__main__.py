@@ -95,7 +95,8 @@ def _cancel(manifest: Manifest, directory: Path) -> None:
 
 def _sync(manifest: Manifest, directory: Path) -> int:
     """W&B's own upload of the runs that were offline, or were cut off. Gives its exit code."""
-    places = {directory, *(directory / job.dir for job in manifest.jobs())}  # a run of a whole pack is in the sweep's own
+    # A run of a whole pack is in the sweep's own directory.
+    places = {directory, *(directory / job.dir for job in manifest.jobs())}
     runs = [run for place in sorted(places) for run in sorted((place / "wandb").glob("offline-run-*"))]
     if not runs:
         print("no W&B run of this sweep was offline")
