@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rlexp.config import ConfigError, Count, CountOrZero, Host, schema
@@ -12,12 +12,10 @@ from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, Pack
-from rlexp.sweep.supervise import Ended, show, supervise
+from rlexp.sweep.supervise import Ended, Run, show, supervise
 from rlexp.sweep.worker import Task
 
 SUBMITS = False  # a job without -m runs in the process that was started
-# Packs, the numbers of jobs that are over, the sweep's directory, its manifest.
-Run = Callable[[Sequence[Sequence[Job]], Collection[int], Path, Manifest], None]
 
 
 @schema

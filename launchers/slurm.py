@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from rlexp import rundir
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, schema
 from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
-from rlexp.sweep.manifest import OVER, Manifest
+from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, Pack, apart, name
-from rlexp.sweep.supervise import Ended, show, supervise
+from rlexp.sweep.supervise import Ended, Run, caught_up, show, supervise
 from rlexp.sweep.worker import Task
 
-Run = Callable[[Sequence[Sequence[Job]], Collection[int], Path, Manifest], None]
 SUBMITS = True  # a job without -m too
 _ARRAY = 1000  # packs of one array: Slurm's default MaxArraySize is 1001
 _REQUEUES = 1000  # submitit's count of time-outs, which we leave to Slurm's administrators
@@ -87,9 +86,7 @@ def make(config: Config) -> Run:
         from rlexp.sweep.packs import unfinished  # JAX is imported only now
 
         _needs("sbatch", "squeue", "srun", "scontrol")
-        for entry in worker.fold_all(sweep_dir, manifest):  # of jobs that went on without a parent
-            show(entry)
-        over = {*over, *(entry.number for entry in manifest.jobs() if entry.status in OVER)}
+        over = caught_up(over, sweep_dir, manifest)
         cluster = _Cluster(config, sweep_dir, manifest)
         attached = cluster.attach()
         tasks = []

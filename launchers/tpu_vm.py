@@ -23,12 +23,11 @@ from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, NonNegativ
 from rlexp.loggers.wandb import find_key
 from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
-from rlexp.sweep.manifest import OVER, JobFailed, Manifest
+from rlexp.sweep.manifest import JobFailed, Manifest
 from rlexp.sweep.packing import Job, Pack, apart, name
-from rlexp.sweep.supervise import Ended, show, supervise
+from rlexp.sweep.supervise import Ended, Run, caught_up, show, supervise
 from rlexp.sweep.worker import Task
 
-Run = Callable[[Sequence[Sequence[Job]], Collection[int], Path, Manifest], None]
 SUBMITS = True  # a job without -m too
 _CORES = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2}  # of a chip, which the names of these slices count
 _IDLE_S = 60  # that a slice is kept with nothing to do
@@ -96,9 +95,7 @@ def make(config: Config) -> Run:
         where = {"zone": config.zone, "project": config.project, "queued": config.queued}
         if not config.dry_run:  # slices elsewhere, of an earlier process: what trained there goes on here
             _end(manifest, lambda fact: any(fact[key] != value for key, value in where.items()))
-        for entry in worker.fold_all(sweep_dir, manifest):  # of jobs that went on without a parent
-            show(entry)
-        over = {*over, *(entry.number for entry in manifest.jobs() if entry.status in OVER)}
+        over = caught_up(over, sweep_dir, manifest)
         attached = {fact["task"] for fact in manifest.recall_all(FACT).values() if fact["task"]}
         tasks, kinds = [], dict[str, Kind]()
         for whole in (part for pack in packs for part in apart(pack, pack[0].config.hardware.hosts, config.pack)):

@@ -1,12 +1,18 @@
 """The parent of workers: starts them, folds their journals into the manifest, and starts again what died."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rlexp.stop import Stop
+from rlexp.sweep import worker
 from rlexp.sweep.manifest import OVER, Entry, Manifest
+from rlexp.sweep.packing import Job
 from rlexp.sweep.worker import Task
+
+# What a launcher makes of its configuration. Packs, the numbers of jobs that are over, the sweep's directory, its manifest.
+Run = Callable[[Sequence[Sequence[Job]], Collection[int], Path, Manifest], None]
 
 DEATHS = "deaths "  # of the manifest: how often the process of a pack died
 PREEMPTIONS = "preemptions "  # and how often its machine was taken away
@@ -86,6 +92,13 @@ def supervise(
                     show(entry)
         if waiting or running:
             time.sleep(_POLL_S)
+
+
+def caught_up(over: Collection[int], sweep_dir: Path, manifest: Manifest) -> set[int]:
+    """The jobs that are over, with those that ended while no parent was there, which are shown. Raises ConfigError."""
+    for entry in worker.fold_all(sweep_dir, manifest):
+        show(entry)
+    return {*over, *(entry.number for entry in manifest.jobs() if entry.status in OVER)}
 
 
 def show(entry: Entry) -> None:
