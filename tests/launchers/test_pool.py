@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launchers import tpu_vm
+from launchers import pool as pools
 from launchers.gcloud import GcloudError
 from launchers.slices import FACT, Kind
 from rlexp.config import ConfigError
@@ -52,14 +52,14 @@ class Keeper:
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
-    monkeypatch.setattr(tpu_vm, "Keeper", Keeper)
+    monkeypatch.setattr(pools, "Keeper", Keeper)
     manifest = Manifest(tmp_path)
 
     def make(size, kinds, earlier=()):
         for name, task, kind in earlier:
             manifest.remember(FACT + name, {"task": task, "job": task and f"{task}-1", "kind": list(kind)})
         setting: Any = Setting()
-        return tpu_vm._Pool(size, "x", kinds, setting, manifest)
+        return pools.Pool(size, "x", kinds, setting, manifest)
 
     return make
 
