@@ -67,8 +67,9 @@ def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
     """Builds one job of each pack, which differ in numbers only. Raises ConfigError."""
     from rlexp import session
 
+    most = max(len(group) for group in groups)
     for lead, *_ in groups:
-        session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere)
+        session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most)
 
 
 def _compose(launcher: Any, overrides: Sequence[str], number: int) -> DictConfig:

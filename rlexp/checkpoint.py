@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import multihost_utils
 
 from rlexp import checksums, store
@@ -202,10 +203,16 @@ def _check_leaves(run: PyTree) -> None:
     """Orbax refuses some of these in the background only, and brings others back as something else."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(run):
         name = ".".join(_keys(path))
-        if not isinstance(leaf, jax.Array):  # float0 comes as a NumPy array
+        if not isinstance(leaf, jax.Array) and not _as_jax_has_it(leaf):
             raise ValueError(f"{name}: {type(leaf).__name__} cannot be saved; every leaf of a Run is a jax.Array")
         if leaf.size == 0:
             raise ValueError(f"{name}: an empty array, {_describe(leaf)}, cannot be saved; use () instead")
+
+
+def _as_jax_has_it(leaf: Any) -> bool:
+    """A NumPy array of a type that JAX arrays have: not float64, not float0."""
+    known = isinstance(leaf, np.ndarray) and leaf.dtype != jax.dtypes.float0
+    return known and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
 
 
 @contextlib.contextmanager

@@ -28,12 +28,19 @@ EXPECTED = (CheckFailed, Diverged, OSError, jax.errors.JaxRuntimeError)
 
 
 def prepare(
-    node: dict[str, Any], config: Config, modules: dict[str, str], resume_dir: Path | None, *, elsewhere: bool = False
+    node: dict[str, Any],
+    config: Config,
+    modules: dict[str, str],
+    resume_dir: Path | None,
+    *,
+    elsewhere: bool = False,
+    num_members: int = 1,
 ) -> Experiment:
     """Configures JAX, builds the experiment, and holds it against the devices and the checkpoint.
 
     Args:
       elsewhere: it will run in another process, so the devices are left alone.
+      num_members: of the largest pack that this process will train.
 
     Raises:
       ConfigError: one line.
@@ -41,7 +48,7 @@ def prepare(
     if elsewhere:
         jax.config.update("jax_platforms", "cpu")
     else:
-        connect(config)
+        connect(config, num_members)
     experiments.load_module(modules["logger"], "logger").check(config.logger)
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
@@ -62,9 +69,12 @@ def prepare(
     return experiment
 
 
-def connect(config: Config) -> None:
+def connect(config: Config, num_members: int = 1) -> None:
     """Chooses the devices, and connects the processes of this run. Raises ConfigError."""
-    hardware.prepare(config.hardware, plan=config.run == "plan", num_processes=config.processes.number or 1)
+    num_processes = config.processes.number or 1
+    hardware.prepare(
+        config.hardware, plan=config.run == "plan", num_processes=num_processes, num_members=num_members
+    )
     if config.run != "plan":
         distributed.start(config.processes, num_hosts=1 if config.hardware.emulate else config.hardware.hosts)
     if config.run in ("eval", "profile") and jax.process_count() > 1:

@@ -56,7 +56,7 @@ class Chunk(NamedTuple):
 def layout_of(members: Sequence[Experiment]) -> Layout:
     """The mesh of the hardware profile, with a pack on it. Raises ConfigError where the devices are not there."""
     lead = members[0]
-    mesh = hardware.make(lead.config.hardware)
+    mesh = hardware.make(lead.config.hardware, len(members))
     return Layout(mesh, lead.num_shards, len(members), tuple(lead.config.hardware.param_rules))
 
 
@@ -241,9 +241,10 @@ def train_pack(
         saver.wait()
         elapsed = time.perf_counter() - began
         if update >= lead.total_updates and directory != members[0].dir:
+            whole = _on_host(run)  # once: each slice of what is spread over devices would be a program of its own
             for i in (i for i in range(len(members)) if i not in failed):
                 try:
-                    part = jax.tree.map(lambda x, i=i: x[i : i + 1], run)
+                    part = jax.tree.map(lambda x, i=i: x[i : i + 1], whole)
                     meta = meta_now() | {"objectives": [objectives[i]], "members": [fingerprints[i]], "failed": {}}
                     checkpoint.put(
                         config.checkpoint, store.checkpoints(members[i].dir), update, part, meta, objectives[i]
@@ -318,6 +319,16 @@ def _section(item: tuple[str, Any]) -> tuple[int, str]:
 
 def _finite_or_none(x: float) -> float | None:
     return float(x) if np.isfinite(x) else None
+
+
+def _on_host(run: Run) -> Run:
+    """As NumPy arrays, which are saved in two thirds of the time; keys have no such form, and go to one device."""
+
+    def fetch(x: jax.Array) -> jax.Array | np.ndarray:
+        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return jax.device_put(x, jax.local_devices()[0]) if is_key else np.asarray(x)
+
+    return jax.tree.map(fetch, run)
 
 
 def _with_total(run: Run, experiment: Experiment) -> Run:

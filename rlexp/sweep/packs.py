@@ -43,7 +43,7 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
     """Trains the jobs; the record and each job's summary.json say how each of them ended."""
     folder = sweep_dir / PACKS / name(pack)
     try:
-        lead = session.prepare(pack[0].node, pack[0].config, pack[0].modules, None)
+        lead = session.prepare(pack[0].node, pack[0].config, pack[0].modules, None, num_members=len(pack))
         built = [lead, *(experiments.build(job.node) for job in pack[1:])]
         with contextlib.ExitStack() as held:
             members = [

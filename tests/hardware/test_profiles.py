@@ -1,6 +1,7 @@
 """Every profile is consistent, a user adds one by a YAML file, and the real devices are held against it."""
 
 import math
+import os
 from dataclasses import dataclass
 
 import jax
@@ -119,6 +120,23 @@ def test_the_mesh_decides_how_many_devices():
     mesh = hardware.make(profile("hardware=v4-8", "hardware.mesh.data=2", "hardware.emulate=true"))
     assert mesh.shape == {"data": 2, "model": 1} and mesh.devices.flat[0].platform == "cpu"
     assert hardware.make(profile("hardware=v4-8", "hardware.emulate=true")).size == 4
+
+
+@pytest.mark.parametrize(
+    ("cores", "members", "more", "size"),
+    [
+        (2, 4, (), 2),
+        (2, 3, (), 1),
+        (4, 6, (), 3),
+        (64, 8, (), 4),  # of the virtual devices that there are
+        (4, 1, (), 1),
+        (4, 8, ("hardware.pack_devices=1",), 1),
+        (4, 8, ("hardware=v4-8", "hardware.mesh.data=2", "hardware.emulate=true"), 2),
+    ],
+)
+def test_a_pack_on_one_cpu_is_spread_over_its_cores(monkeypatch, cores, members, more, size):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert hardware.make(profile(*more), members).shape == {"data": size, "model": 1}
 
 
 def test_too_few_devices_are_one_line(monkeypatch):

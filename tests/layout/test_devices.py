@@ -74,7 +74,7 @@ def test_one_device_has_no_collectives():
 def test_a_pack_over_four_devices_has_no_collectives_and_trains_as_on_one():
     overrides = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=32", "shards=4")
     assert sum(collectives(4, *overrides, seeds=range(4)).values()) == 0
-    one, _, _ = run_on(1, *overrides, num_updates=10, seeds=range(4))
+    one, _, _ = run_on(1, *overrides, "hardware.pack_devices=1", num_updates=10, seeds=range(4))
     four, _, _ = run_on(4, *overrides, num_updates=10, seeds=range(4))
     assert difference(one.state.params, four.state.params) < 1e-5
 

@@ -1,6 +1,7 @@
 """`python -m rlexp -m …`, as a user types it: packs, what they leave, what fails, and what goes on."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,6 +57,8 @@ def test_each_member_leaves_what_it_would_alone(tmp_path):
     (update, leaves), (_, wanted) = saved(member), saved(alone)
     assert update == 10 and leaves.keys() == wanted.keys()
     assert all(leaves[path].shape == wanted[path].shape for path in wanted)
+    devices = json.loads((member / "environment.json").read_text())["devices"]
+    assert len(devices) == min(4, len(os.sched_getaffinity(0)))  # members are spread over the cores
     grouped = (member / "config.yaml").read_text()
     assert grouped.replace("group: sweep", "group: null") == (alone / "config.yaml").read_text() != grouped
     assert (member / ".hydra/overrides.yaml").exists()
