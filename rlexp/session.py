@@ -72,9 +72,7 @@ def prepare(
 def connect(config: Config, num_members: int = 1) -> None:
     """Chooses the devices, and connects the processes of this run. Raises ConfigError."""
     num_processes = config.processes.number or 1
-    hardware.prepare(
-        config.hardware, plan=config.run == "plan", num_processes=num_processes, num_members=num_members
-    )
+    hardware.prepare(config.hardware, plan=config.run == "plan", num_processes=num_processes, num_members=num_members)
     if config.run != "plan":
         distributed.start(config.processes, num_hosts=1 if config.hardware.emulate else config.hardware.hosts)
     if config.run in ("eval", "profile") and jax.process_count() > 1:
