@@ -3,12 +3,16 @@
 `compose` apart: what composing, checking and grouping the jobs of a sweep costs, against Hydra's composition alone.
 """
 
+import contextlib
 import json
-import resource
+import os
 import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import BENCH, Sample, Say, alternate, ratio, run, spread, table, verdict, write
 from rlexp.compose import quoted
@@ -17,6 +21,7 @@ PACKED_BOUND = 1.5  # of pack=off's time over a pack's
 PROCESSES_BOUND = 8.0
 BARE_BOUND = 1.2  # of a pack's training time over the bare program's
 COMPOSE_BOUND = 1.5
+PARENT_BOUND_GB = 1.0
 LRS, SEEDS = (1e-4, 3e-4, 1e-3, 3e-3), 16
 QUIET = ["logger=quiet"]  # metrics.jsonl only, on all sides
 ENV = {"WANDB_MODE": "disabled"}
@@ -24,7 +29,7 @@ ENV = {"WANDB_MODE": "disabled"}
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """Whole processes, with a warm compilation cache; the bare program and a pack's training, in this process."""
-    seeds, steps, num_composed = (2, 2_000, 8) if quick else (SEEDS, 100_000, 200)
+    seeds, steps, num_composed, num_in_memory = (2, 2_000, 8, 8) if quick else (SEEDS, 100_000, 200, 1000)
     lrs, count = ",".join(map(str, LRS)), len(LRS) * seeds
     cache = quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))
     common = [f"total_env_steps={steps}", *QUIET, cache]
@@ -47,15 +52,16 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         sample = command("algo.hp.lr=1e-3", f"seed={i}", quoted("hydra.run.dir", str(where)))
         return sample | {"one_s": sample["seconds"], "seconds": count * sample["seconds"]}
 
-    bare, whole, settings = _in_process(seeds, common, where)
+    bare, on_one, whole, settings = _in_process(seeds, common, where)
     sides = {
         "packed": lambda i: sweep("auto"),
         "off": lambda i: sweep("off"),
         "processes": alone,
         "bare program": bare,
+        "bare program, one device": on_one,
         "a pack's training": whole,
     }
-    for name in ("packed", "processes", "bare program"):  # compiles
+    for name in ("packed", "processes", "bare program", "bare program, one device"):  # compiles
         sides[name](0)
     samples = alternate(sides, rounds=rounds, say=say)
     rows = [[name, *spread(side, "seconds")] for name, side in samples.items()]
@@ -69,13 +75,16 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
             False,
         ),
     }
+    found = ratio(samples["a pack's training"], samples["bare program, one device"], "seconds")
+    ratios["a pack's training / bare program, one device"] = (found, BARE_BOUND, False)
     for name, (found, bound, at_least) in ratios.items():
         print(verdict(f"seconds, {name}", found.of_medians, bound, at_least=at_least))
     composed = _composition(num_composed, rounds=rounds, say=say)
     print(
         verdict("composing, checking, grouping / Hydra's composing", composed["ratio"], COMPOSE_BOUND, at_least=False)
     )
-    print(f"memory grows by {composed['bytes_a_job'] / 2**20:.2f} MiB a job\n")
+    parent = _parent_bytes(num_in_memory, cache, where)
+    print(verdict(f"GB of a parent of {num_in_memory:,} jobs", parent / 1e9, PARENT_BOUND_GB, at_least=False))
     write(
         out / "sweep.json",
         settings={
@@ -87,7 +96,11 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
             **settings,
         },
         samples=samples,
-        results={"ratios": {k: v[0]._asdict() for k, v in ratios.items()}, "composition": composed},
+        results={
+            "ratios": {k: v[0]._asdict() for k, v in ratios.items()},
+            "composition": composed,
+            "parent": {"jobs": num_in_memory, "bytes": parent},
+        },
     )
 
 
@@ -95,32 +108,43 @@ def _in_process(seeds, common, where):
     """(the bare program, a pack's training, what they are): the same members, without and with the trainer."""
     import jax
 
-    from rlexp import compose, experiment, program, session
-    from rlexp.layout import over_members
+    from rlexp import compose, experiment, hardware, program, session
+    from rlexp.config import Config, parse
+    from rlexp.layout import Layout, over_members
     from rlexp.stop import Stop
     from rlexp.trainer import Member, layout_of, train_pack
 
     def build(lr: float, seed: int):
         return experiment.build(compose.compose_node([*common, f"algo.hp.lr={lr}", f"seed={seed}"])[0])
 
-    members = [build(lr, seed) for lr in LRS for seed in range(seeds)]
-    session.configure_jax(members[0].config)
+    grid = [(lr, seed) for lr in LRS for seed in range(seeds)]
+    node, _ = compose.compose_node(common)
+    session.connect(parse(node, Config)[0], num_members=len(grid))  # before JAX starts
+    members = [build(lr, seed) for lr, seed in grid]
     layout = layout_of(members)
     traced = program.trace(members, layout)
 
-    def loop(state: program.Run) -> program.Run:
-        step = lambda _, s: program.update_once(members[0], layout, s)[0]  # noqa: E731
-        return jax.lax.fori_loop(0, members[0].total_updates, step, state)
+    def train_on(layout: Layout, traced: program.Traced) -> Callable[[int], Sample]:
+        """What one would write by hand: jit(vmap(train)), without evaluations, metrics, checkpoints."""
 
-    init = traced.compile().init
-    train = jax.jit(over_members(layout, loop), donate_argnums=0).lower(traced.abstract_run).compile()
+        def loop(state: program.Run) -> program.Run:
+            step = lambda _, s: program.update_once(members[0], layout, s)[0]  # noqa: E731
+            return jax.lax.fori_loop(0, members[0].total_updates, step, state)
 
-    def bare(i: int) -> Sample:
-        del i
-        start = jax.block_until_ready(init())
-        began = time.perf_counter()
-        jax.block_until_ready(train(start))
-        return {"seconds": time.perf_counter() - began}
+        init = traced.compile().init
+        train = jax.jit(over_members(layout, loop), donate_argnums=0).lower(traced.abstract_run).compile()
+
+        def bare(i: int) -> Sample:
+            del i
+            start = jax.block_until_ready(init())
+            began = time.perf_counter()
+            jax.block_until_ready(train(start))
+            return {"seconds": time.perf_counter() - began}
+
+        return bare
+
+    alone = layout._replace(mesh=hardware.make(members[0].config.hardware))
+    bare, on_one = train_on(layout, traced), train_on(alone, program.trace(members, alone))
 
     def whole(i: int) -> Sample:
         shutil.rmtree(where, ignore_errors=True)
@@ -128,16 +152,17 @@ def _in_process(seeds, common, where):
         summaries = train_pack(pack, stop=Stop(), directory=where / "pack", traced=traced)
         return {"seconds": summaries[0]["env_steps"] / summaries[0]["env_steps_per_second"]}
 
-    return bare, whole, {"num_updates": members[0].total_updates}
+    return bare, on_one, whole, {"num_updates": members[0].total_updates, "devices_of_a_pack": layout.mesh.size}
 
 
-def _composition(number: int, *, rounds: int, say: Say) -> dict[str, float]:
+def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
     """Seconds of composing so many jobs: by Hydra alone, and with all that is done before the first of them starts."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
     from launchers import hydra_jobs
+    from launchers.compositions import Compositions
     from rlexp import compose
     from rlexp.sweep.packing import packs
 
@@ -145,16 +170,6 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, float]:
     loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(compose.CONF_DIR)))
     master = loader.load_configuration("config", overrides=["logger=quiet"], run_mode=RunMode.MULTIRUN)
     overrides = [["logger=quiet", f"algo.hp.lr={1e-4 * (1 + i)}", f"seed={i}"] for i in range(number)]
-
-    class Launcher:
-        """What the launcher has of Hydra."""
-
-        config = master
-
-        class hydra_context:  # noqa: N801
-            """Of Hydra."""
-
-            config_loader = loader
 
     def hydra(i: int) -> Sample:
         del i
@@ -165,14 +180,13 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, float]:
 
     def ours(i: int) -> Sample:
         del i
-        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-        composed = [hydra_jobs._compose(Launcher, one, n) for n, one in enumerate(overrides)]
+        began = time.perf_counter()
+        compositions = Compositions(loader, master)
+        composed = [hydra_jobs._compose(compositions, one, n) for n, one in enumerate(overrides)]
         jobs = [hydra_jobs._job(one, own) for one, own in zip(composed, overrides, strict=True)]
         groups = packs(jobs, pack="auto", max_pack=None)
         hydra_jobs._check(groups, elsewhere=False)
-        seconds = time.perf_counter() - began
-        grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-        return {"seconds": seconds, "grown_bytes": grown}
+        return {"seconds": time.perf_counter() - began}
 
     samples = alternate({"hydra": hydra, "rlexp": ours}, rounds=rounds, say=say)
     found = ratio(samples["rlexp"], samples["hydra"], "seconds")
@@ -181,5 +195,23 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, float]:
         "pairs": found.pairs,
         "hydra_s": spread(samples["hydra"], "seconds").median,
         "rlexp_s": spread(samples["rlexp"], "seconds").median,
-        "bytes_a_job": max(s["grown_bytes"] for s in samples["rlexp"]) / number,
     }
+
+
+def _parent_bytes(number: int, cache: str, where: Path) -> int:
+    """The most memory that the process of a sweep has held, while its one pack trained for a moment in another process."""
+    shutil.rmtree(where, ignore_errors=True)
+    small = ["total_env_steps=512", "eval.num_episodes=1", "checkpoint=none", "launcher.workers=1", *QUIET, cache]
+    grid = [f"seed=range(0,{number})", quoted("hydra.sweep.dir", str(where))]
+    with (BENCH / "parent.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlexp", "-m", *grid, *small], env=os.environ | ENV, stdout=log, stderr=log
+        )
+        most = 0
+        while process.poll() is None:
+            with contextlib.suppress(FileNotFoundError, IndexError):  # it has just ended
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                most = max(most, 1024 * int(status.split("VmHWM:")[1].split()[0]))
+            time.sleep(0.2)
+    assert process.returncode == 0, (BENCH / "parent.log").read_text()[-2000:]
+    return most

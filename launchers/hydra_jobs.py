@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
 from omegaconf import DictConfig, open_dict
 
+from launchers.compositions import Compositions
 from rlexp import compose, store
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
@@ -27,7 +28,8 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
     sweep_dir.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_RUN_GROUP", sweep_dir.name)  # which logger.wandb.group reads
-    composed = [_compose(launcher, overrides, first + i) for i, overrides in enumerate(job_overrides)]
+    compositions = Compositions(launcher.hydra_context.config_loader, config)
+    composed = [_compose(compositions, overrides, first + i) for i, overrides in enumerate(job_overrides)]
     if launcher.pack == "off" or "launcher" not in config:  # as Hydra's own launcher, and for any application
         return [_run_job(launcher, one, launcher.task_function) for one in composed]
     jobs = [_job(one, overrides) for one, overrides in zip(composed, job_overrides, strict=True)]
@@ -72,9 +74,8 @@ def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
         session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most)
 
 
-def _compose(launcher: Any, overrides: Sequence[str], number: int) -> DictConfig:
-    loader = launcher.hydra_context.config_loader
-    composed = compose.told_in_one_line(lambda o: loader.load_sweep_config(launcher.config, o), overrides)
+def _compose(compositions: Compositions, overrides: Sequence[str], number: int) -> DictConfig:
+    composed = compositions.of(overrides)
     with open_dict(composed):
         composed.hydra.job.id = str(number)
         composed.hydra.job.num = number

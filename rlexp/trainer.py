@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlexp import distributed, hardware, program, rundir, store
@@ -325,7 +326,7 @@ def _on_host(run: Run) -> Run:
     """As NumPy arrays, which are saved in two thirds of the time; keys have no such form, and go to one device."""
 
     def fetch(x: jax.Array) -> jax.Array | np.ndarray:
-        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         return jax.device_put(x, jax.local_devices()[0]) if is_key else np.asarray(x)
 
     return jax.tree.map(fetch, run)

@@ -1,0 +1,72 @@
+"""Composes the jobs of a sweep. Hydra reads all of conf/ again for each, which for a thousand jobs takes minutes.
+
+A job that gives other values to the same settings as an earlier one differs from it in these values alone: the defaults list
+cannot depend on them. So it is a copy of that one, with its own values put in as Hydra puts them in.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal import config_loader_impl as hydra_loader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, OmegaConf
+
+from rlexp import compose
+
+
+class Compositions:
+    """What Hydra's `load_sweep_config` makes, for one loader and one sweep."""
+
+    def __init__(self, loader: Any, master: DictConfig):
+        self._loader, self._master = loader, master
+        self._parser = OverridesParser.create()
+        self._first: dict[tuple[str, ...], DictConfig] = {}  # of each set of settings
+
+    def of(self, overrides: Sequence[str]) -> DictConfig:
+        """The configuration of a job. Raises ConfigError for all that Hydra and OmegaConf complain of."""
+        with compose.one_line():
+            parsed = self._parser.parse_overrides(list(overrides))
+        values = self._values(parsed)
+        settings = tuple(o.key_or_group if o in values else str(o.input_line) for o in parsed)
+        if settings in self._first:
+            with compose.one_line():
+                return self._with_values(self._first[settings], parsed, values)
+        composed = compose.told_in_one_line(lambda o: self._loader.load_sweep_config(self._master, o), overrides)
+        if all(_is_leaf(composed, o.key_or_group) for o in values):
+            self._first[settings] = copy.deepcopy(composed)
+        return composed
+
+    def _values(self, parsed: Sequence[Override]) -> list[Override]:
+        """Those that say key=value of a setting, and choose no file from a group; nothing else there is about the setting."""
+        settings = [o for o in parsed if not self._loader.repository.group_exists(o.key_or_group)]
+        values = [
+            o
+            for o in settings
+            if o.type == OverrideType.CHANGE
+            and o.package is None
+            and not o.is_hydra_override()
+            and not isinstance(o.value(), dict | list)
+        ]
+        others = [f"{o.key_or_group}." for o in settings if o not in values]
+        return [o for o in values if not any(f"{o.key_or_group}.".startswith(other) for other in others)]
+
+    def _with_values(self, first: DictConfig, parsed: Sequence[Override], values: list[Override]) -> DictConfig:
+        composed = copy.deepcopy(first)
+        hydra_loader.ConfigLoaderImpl._apply_overrides_to_config(values, composed)
+        own = [o for o in parsed if not o.is_hydra_override()]
+        composed.hydra.overrides.task = [o.input_line for o in own]
+        if dirname := vars(hydra_loader).get("get_overrides_dirname"):  # 1.4 has a resolver for it
+            how = composed.hydra.job.config.override_dirname
+            composed.hydra.job.override_dirname = dirname(
+                overrides=own, kv_sep=how.kv_sep, item_sep=how.item_sep, exclude_keys=how.exclude_keys
+            )
+        return composed
+
+
+def _is_leaf(config: DictConfig, key: str) -> bool:
+    """Whether the setting is there, and no group of settings, which may be a choice that only the search path knows."""
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    return OmegaConf.is_dict(node) and name in node and not OmegaConf.is_config(node._get_node(name))
