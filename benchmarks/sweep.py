@@ -201,7 +201,7 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
 def _parent_bytes(number: int, cache: str, where: Path) -> int:
     """The most memory that the process of a sweep has held, while its one pack trained for a moment in another process."""
     shutil.rmtree(where, ignore_errors=True)
-    small = ["total_env_steps=512", "eval.num_episodes=1", "checkpoint=none", "launcher.workers=1", *QUIET, cache]
+    small = ["total_env_steps=512", "eval.num_episodes=1", "checkpoint=off", "launcher.workers=1", *QUIET, cache]
     grid = [f"seed=range(0,{number})", quoted("hydra.sweep.dir", str(where))]
     with (BENCH / "parent.log").open("w") as log:
         process = subprocess.Popen(
