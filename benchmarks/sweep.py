@@ -88,7 +88,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     write(
         out / "sweep.json",
         settings={
-            "rlexp": common,
+            "rlexp": common[:-1],  # without the place of the cache
             "jobs": count,
             "lrs": LRS,
             "seeds": seeds,

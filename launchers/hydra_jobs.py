@@ -13,7 +13,7 @@ from launchers.compositions import Compositions
 from rlexp import compose, store
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
-from rlexp.sweep.packing import Job, packs, without_launcher
+from rlexp.sweep.packing import Job, fingerprint, packs, without_launcher
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
@@ -45,7 +45,10 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     manifest.remember("cwd", os.getcwd())
     manifest.remember("launcher", jobs[0].modules["launcher"])
     places = {job.number: os.path.relpath(job.dir, sweep_dir) for job in jobs}
-    known = {job.number: manifest.add(job.number, job.overrides, places[job.number]) for job in jobs}
+    known = {
+        job.number: manifest.add(job.number, job.overrides, places[job.number], fingerprint=fingerprint(job))
+        for job in jobs
+    }
     over = {number for number, entry in known.items() if entry.status in OVER}  # what is over is not done again
     # Packs that train are the launcher's. Plans are made here, since one table compares them.
     given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
@@ -88,7 +91,8 @@ def _job(composed: DictConfig, overrides: Sequence[str]) -> Job:
     if config.resume is not None:
         raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
     run_dir = Path(str(composed.hydra.sweep.dir)) / str(composed.hydra.sweep.subdir)
-    return Job(composed.hydra.job.num, without_launcher(overrides), node, config, modules, run_dir.absolute())
+    own = (*compose.searched(composed.hydra), *without_launcher(overrides))
+    return Job(composed.hydra.job.num, own, node, config, modules, run_dir.absolute())
 
 
 def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], Any]) -> JobReturn:

@@ -177,7 +177,7 @@ def _submit(job: Job, experiment: Any) -> None:
         manifest.remember("command", sys.argv[1:])
         manifest.remember("cwd", os.getcwd())
         manifest.remember("launcher", experiment.modules["launcher"])
-        manifest.put(0, overrides, ".")
+        manifest.put(0, overrides, ".", packing.fingerprint(one))
         experiment.part("launcher").make(config.launcher)([[one]], set(), job.run_dir, manifest)
     except ConfigError:
         rundir.remove(fresh)
@@ -245,7 +245,7 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     checked, modules = parse(node, Config)
     experiment = session.prepare(node, checked, modules, None)
-    overrides = list(HydraConfig.get().overrides.task)
+    overrides = [*compose.searched(HydraConfig.get()), *HydraConfig.get().overrides.task]
     with rundir.lock(run_dir):
         if checked.run != "plan":
             return session.run(experiment, run_dir, None, overrides)

@@ -51,6 +51,12 @@ def search_path(config_dir: str | None) -> list[str]:
     return [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
 
 
+def searched(hydra: Any) -> list[str]:
+    """The folders of its own that a command line named, as the override that a resumed run finds again."""
+    named = [s.path for s in hydra.runtime.config_sources if s.schema == "file" and s.provider.endswith("command-line")]
+    return [f"hydra.searchpath=[{','.join(f'file://{Path(path).resolve()}' for path in named)}]"] if named else []
+
+
 def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
     """A command line's overrides -> (resolved configuration as plain data, run directory).
 

@@ -20,6 +20,7 @@ _TABLES = """
 create table if not exists jobs (
     number integer primary key,
     overrides text not null,
+    fingerprint text not null,
     dir text not null,
     pack text not null,
     status text not null,
@@ -45,6 +46,7 @@ class Entry(NamedTuple):
 
     number: int
     overrides: list[str]
+    fingerprint: str  # of its configuration, see `packing.fingerprint`
     dir: str  # its run directory, from the sweep's
     pack: str  # name of the pack that it is or was in
     status: str  # pending, running, stopped, finished, failed
@@ -66,16 +68,16 @@ class Manifest:
         """All of them, by number."""
         return self._read("order by number")
 
-    def add(self, number: int, overrides: Sequence[str], run_dir: str | None = None) -> Entry:
+    def add(self, number: int, overrides: Sequence[str], run_dir: str | None = None, *, fingerprint: str = "") -> Entry:
         """A job, as it is known, or new and pending.
 
         Raises:
-          ConfigError: the directory has another job of this number.
+          ConfigError: the directory has another job of this number, or this one was composed otherwise.
         """
         self._connection.execute(
-            "insert or ignore into jobs (number, overrides, dir, pack, status, attempt, changed) "
-            "values (?, ?, ?, '', 'pending', 0, ?)",
-            (number, json.dumps(list(overrides)), run_dir or str(number), time.time()),
+            "insert or ignore into jobs (number, overrides, fingerprint, dir, pack, status, attempt, changed) "
+            "values (?, ?, ?, ?, '', 'pending', 0, ?)",
+            (number, json.dumps(list(overrides)), fingerprint, run_dir or str(number), time.time()),
         )
         (known,) = self._read("where number = ?", number)
         if known.overrides != list(overrides):
@@ -83,14 +85,21 @@ class Manifest:
                 f"hydra.sweep.dir: {str(self.path.parent)!r} holds another sweep: its job {number} is "
                 f"{' '.join(known.overrides)!r}, not {' '.join(overrides)!r}"
             )
+        if known.fingerprint != fingerprint:
+            raise ConfigError(
+                f"hydra.sweep.dir: job {number} of {str(self.path.parent)!r} ({' '.join(overrides)}) has other settings now than "
+                f"when the sweep began, by a YAML file or a default that has changed; {known.dir}/config.yaml there has what "
+                "they were. A new sweep needs a directory of its own"
+            )
         return known
 
-    def put(self, number: int, overrides: Sequence[str], run_dir: str) -> None:
+    def put(self, number: int, overrides: Sequence[str], run_dir: str, fingerprint: str) -> None:
         """A job that is to be run, whatever is known of it."""
         self._connection.execute(
-            "insert into jobs (number, overrides, dir, pack, status, attempt, changed) values (?, ?, ?, '', 'pending', 0, ?) "
-            "on conflict (number) do update set overrides = excluded.overrides, status = 'pending', error = null",
-            (number, json.dumps(list(overrides)), run_dir, time.time()),
+            "insert into jobs (number, overrides, fingerprint, dir, pack, status, attempt, changed) "
+            "values (?, ?, ?, ?, '', 'pending', 0, ?) on conflict (number) do update set overrides = excluded.overrides, "
+            "fingerprint = excluded.fingerprint, status = 'pending', error = null",
+            (number, json.dumps(list(overrides)), fingerprint, run_dir, time.time()),
         )
 
     def _read(self, which: str, *values: object) -> list[Entry]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rlexp import config
 from rlexp.compose import override_key
 from rlexp.config import TRACED, Config, ConfigError, load_module
 
@@ -36,6 +37,14 @@ def key(node: dict[str, Any]) -> str:
     """
     same = node | {"seed": None, "launcher": None, "sweeper": None}
     return json.dumps(_without_traced(same), sort_keys=True, default=str)
+
+
+def fingerprint(job: Job) -> str:
+    """Of all that shapes a job's results: its settings but those of the hardware, and the modules that they belong to."""
+    settings = {k: v for k, v in config.fingerprint(job.config).items() if not k.startswith(("hardware.", "debug."))}
+    modules = {k: v for k, v in job.modules.items() if k.split(".")[0] in ("algo", "env", "network", "precision")}
+    text = json.dumps([settings, modules], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _without_traced(node: Any) -> Any:

@@ -7,7 +7,7 @@ from support import build
 
 from rlexp.config import ConfigError
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.packing import Job, name, packs
+from rlexp.sweep.packing import Job, fingerprint, name, packs
 
 
 def jobs(*command_lines: str) -> list[Job]:
@@ -91,3 +91,24 @@ def test_a_directory_holds_one_sweep(tmp_path):
     Manifest(tmp_path).add(0, ["seed=1"])
     with pytest.raises(ConfigError, match=r"holds another sweep: its job 0 is 'seed=1', not 'seed=7'"):
         Manifest(tmp_path).add(0, ["seed=7"])
+
+
+def test_a_job_that_is_composed_otherwise_is_another_job(tmp_path):
+    """Where it runs and what it logs is not in its fingerprint."""
+    (one, same, *others) = jobs(
+        "seed=1",
+        "seed=1 hardware=v4-8 algo.num_envs=4 launcher=slurm logger.progress=plain debug.nans=true",
+        "seed=2",
+        "seed=1 algo.hp.gamma=0.9",
+        "seed=1 env.params.gravity=9",
+        "seed=1 network.hidden=[8]",
+        "seed=1 total_env_steps=640",
+        "seed=1 algo=pqn",
+    )
+    assert fingerprint(one) == fingerprint(same)
+    assert len({fingerprint(job) for job in (one, *others)}) == 1 + len(others)
+    manifest = Manifest(tmp_path)
+    assert manifest.add(0, ["seed=1"], fingerprint=fingerprint(one)).fingerprint == fingerprint(one)
+    manifest.add(0, ["seed=1"], fingerprint=fingerprint(same))
+    with pytest.raises(ConfigError, match=r"job 0 of .* \(seed=1\) has other settings now than when the sweep began"):
+        manifest.add(0, ["seed=1"], fingerprint=fingerprint(others[1]))

@@ -79,7 +79,7 @@ def test_a_random_search_of_a_recipe(tmp_path):
     done = command_line(tmp_path, *line, "hydra.sweep.dir=again/sweep")
     assert done.returncode == 0, done.stderr
     assert [entry.overrides for entry in jobs(tmp_path / "again")] == [entry.overrides for entry in found]
-    done = command_line(tmp_path, "--config-dir", "mine", f"resume={tmp_path / 'sweep/3'}", "total_env_steps=256")
+    done = command_line(tmp_path, f"resume={tmp_path / 'sweep/3'}", "total_env_steps=256")
     assert done.returncode == 0, done.stderr
 
 

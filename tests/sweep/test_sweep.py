@@ -186,6 +186,71 @@ def test_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path):
         assert lines[0] == lines[1]
 
 
+# The save of update 40 takes long, the first time: the files are written, and the directory has not its final name yet.
+SLOW_SAVE = """
+import time
+from pathlib import Path
+
+from rlexp import checksums
+from rlexp.checkpoint import *
+
+write = checksums.write
+
+def slowly(step, parts):
+    if step.name.startswith("40.") and not Path("saving").exists():
+        Path("saving").touch()
+        time.sleep(8)
+    write(step, parts)
+
+checksums.write = slowly
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True], ids=["with grace", "and killed before it is over"])
+def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
+    """SIGTERM while a pack is being saved, and then, as the case may be, SIGKILL: nothing is lost."""
+    line = (
+        "algo.hp.lr=1e-3,3e-3",
+        "total_env_steps=12_800",
+        "checkpoint.every_updates=20",
+        "logger.every_env_steps=640",
+    )
+    (tmp_path / "a").mkdir()
+    sweep(tmp_path / "a", *line)
+    (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = rlexp_command("-m", "hydra.sweep.dir=sweep", *SMALL, *line, "checkpoint.module=slow_save", *QUIET)
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 200
+    while not (tmp_path / "saving").exists():
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    if killed:
+        time.sleep(1)
+        process.kill()
+        process.wait()
+        assert list(tmp_path.glob("sweep/packs/*/checkpoints/40.*tmp*"))
+        assert not list(tmp_path.glob("sweep/packs/*/checkpoints/40"))
+    else:
+        assert process.wait(100) == 0
+        assert list(tmp_path.glob("sweep/packs/*/checkpoints/40"))
+    assert [e.status for e in jobs(tmp_path)] == ["running" if killed else "stopped"] * 2
+
+    status(tmp_path / "sweep", "resume")
+    assert [(e.status, e.attempt) for e in jobs(tmp_path)] == [("finished", 2)] * 2
+    assert not list(tmp_path.glob("sweep/*/checkpoints/*tmp*")) and not (tmp_path / "sweep/packs").exists()
+    for number in (0, 1):
+        resumed_from = json.loads((tmp_path / f"sweep/{number}/summary.json").read_text())["resumed_from"]
+        assert resumed_from == 20 * 64 if killed else resumed_from >= 40 * 64
+        got, wanted = saved(tmp_path / f"sweep/{number}"), saved(tmp_path / f"a/sweep/{number}")
+        assert got[0] == wanted[0]
+        assert [k for k in wanted[1] if wanted[1][k].tobytes() != got[1][k].tobytes()] == []
+        lines = [without_clock(rows(folder / f"sweep/{number}")) for folder in (tmp_path, tmp_path / "a")]
+        assert lines[0] == lines[1]
+
+
 def test_a_pack_that_is_too_large_is_halved(tmp_path, monkeypatch, capsys):
     sizes = []
 

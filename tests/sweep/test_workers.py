@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support import QUIET, command_line, environment, rlexp_command, rows, saved, without_clock
 
 from launchers import local
+from rlexp import rundir
 from rlexp.config import ConfigError
 from rlexp.sweep import journal, worker
 from rlexp.sweep.manifest import Entry, Manifest
@@ -54,8 +56,8 @@ def saved_once(directory: Path, process: subprocess.Popen) -> None:
         time.sleep(0.005)
 
 
-def started(directory: Path) -> subprocess.Popen:
-    command = rlexp_command("-m", *SMALL, "launcher.workers=2", *QUIET)
+def started(directory: Path, *more: str) -> subprocess.Popen:
+    command = rlexp_command("-m", *SMALL, "launcher.workers=2", *more, *QUIET)
     with (directory / "out").open("w") as out:
         return subprocess.Popen(command, cwd=directory, env=environment(), stdout=out, stderr=subprocess.STDOUT)
 
@@ -98,6 +100,24 @@ def test_whatever_is_killed_nothing_is_lost(tmp_path, monkeypatch):
         (update, got), (wanted, expected) = saved(ours), saved(theirs)
         assert update == wanted
         assert [k for k in expected if expected[k].tobytes() != got[k].tobytes()] == []
+
+
+@pytest.mark.slow
+def test_cancel_ends_the_parent_and_its_workers_which_save(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    process = started(tmp_path, "total_env_steps=1280000")
+    saved_once(tmp_path, process)
+    command = [sys.executable, "-m", "rlexp.sweep", "cancel", str(tmp_path / "sweep")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "stopped" in done.stdout.splitlines()[-1], done.stdout + done.stderr
+    assert process.wait(20) == 0 and alive(tmp_path) == []
+    assert [e.status for e in jobs(tmp_path)] == ["stopped"] * 4
+    for number in range(4):
+        run_dir = tmp_path / "sweep" / str(number)
+        reached = rundir.read_json(run_dir / "summary.json")["env_steps"]
+        pointer = rundir.read_json(run_dir / "checkpoints/pack.json")["directory"]
+        assert (run_dir / "checkpoints" / pointer / str(reached // 64)).is_dir()  # 64 steps an update
+        assert rows(run_dir)[-1]["env_steps"] == reached
 
 
 DEADLY = """
