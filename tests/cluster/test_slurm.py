@@ -22,10 +22,10 @@ SMALL = (
     "logger=quiet",
     "compilation_cache=null",
 )
-LONG = (  # 20,000 updates of one pack
-    "total_env_steps=1280000",
-    "eval.every_env_steps=128000",
-    "checkpoint.every_updates=1000",
+LONG = (  # 60,000 updates of one pack: longer than Slurm takes to give up a node
+    "total_env_steps=3840000",
+    "eval.every_env_steps=384000",
+    "checkpoint.every_updates=3000",
     "seed=1,2",
 )
 
@@ -169,9 +169,11 @@ def test_a_node_is_given_up(sweeps, cluster, undisturbed):
     sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
     ((job, node),) = sweeps.in_slurm().items()
     cluster.kill_node(node)
-    sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "Slurm to give the node up")
-    sweeps.wait(lambda: sweeps.soon() or job in sweeps.in_slurm(), "the other node to take it")
-    cluster.start_node(node)
+    try:
+        sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "Slurm to give the node up")
+        sweeps.wait(lambda: sweeps.soon() or job in sweeps.in_slurm(), "the other node to take it")
+    finally:
+        cluster.start_node(node)
     assert parent.wait(400) == 0, sweeps.said()
     assert nothing_lost(sweeps, undisturbed)
 
