@@ -34,23 +34,30 @@ class Compositions:
             with compose.one_line():
                 return self._with_values(self._first[settings], parsed, values)
         composed = compose.told_in_one_line(lambda o: self._loader.load_sweep_config(self._master, o), overrides)
-        if all(_is_leaf(composed, o.key_or_group) for o in values):
+        choices = composed.hydra.runtime.choices  # with groups that only the search path knows
+        if all(_is_leaf(composed, o.key_or_group) and o.key_or_group not in choices for o in values):
             self._first[settings] = copy.deepcopy(composed)
         return composed
 
     def _values(self, parsed: Sequence[Override]) -> list[Override]:
         """Those that say key=value of a setting, and choose no file from a group; nothing else there is about the setting."""
-        settings = [o for o in parsed if not self._loader.repository.group_exists(o.key_or_group)]
         values = [
             o
-            for o in settings
+            for o in parsed
             if o.type == OverrideType.CHANGE
             and o.package is None
             and not o.is_hydra_override()
+            and not self._is_group(o)
             and not isinstance(o.value(), dict | list)
         ]
-        others = [f"{o.key_or_group}." for o in settings if o not in values]
-        return [o for o in values if not any(f"{o.key_or_group}.".startswith(other) for other in others)]
+        others = [o for o in parsed if o not in values and (isinstance(o.value(), dict) or not self._is_group(o))]
+        if any(o.is_delete() and o.value() is not None for o in others):  # only where the setting has that value
+            return []
+        above = [f"{o.key_or_group}." for o in others]
+        return [o for o in values if not any(f"{o.key_or_group}.".startswith(key) for key in above)]
+
+    def _is_group(self, override: Override) -> bool:
+        return self._loader.repository.group_exists(override.key_or_group)
 
     def _with_values(self, first: DictConfig, parsed: Sequence[Override], values: list[Override]) -> DictConfig:
         composed = copy.deepcopy(first)
@@ -66,7 +73,7 @@ class Compositions:
 
 
 def _is_leaf(config: DictConfig, key: str) -> bool:
-    """Whether the setting is there, and no group of settings, which may be a choice that only the search path knows."""
+    """Whether the setting is there, and is no group of settings."""
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     return OmegaConf.is_dict(node) and name in node and not OmegaConf.is_config(node._get_node(name))

@@ -53,8 +53,9 @@ def search_path(config_dir: str | None) -> list[str]:
 
 def searched(hydra: Any) -> list[str]:
     """The folders of its own that a command line named, as the override that a resumed run finds again."""
-    named = [s.path for s in hydra.runtime.config_sources if s.schema == "file" and s.provider.endswith("command-line")]
-    return [f"hydra.searchpath=[{','.join(f'file://{Path(path).resolve()}' for path in named)}]"] if named else []
+    named = [s for s in hydra.runtime.config_sources if s.provider.endswith("command-line")]
+    places = [f"{s.schema}://{Path(s.path).resolve() if s.schema == 'file' else s.path}" for s in named]
+    return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
 
 
 def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:

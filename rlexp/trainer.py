@@ -205,6 +205,7 @@ def train_pack(
                 "num_shards": lead.num_shards,
                 "members": fingerprints,
                 "failed": failed,
+                "pack_devices": jax.tree.leaves(run)[0].sharding.num_devices,
             }
 
         def save() -> None:

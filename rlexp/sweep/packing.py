@@ -1,5 +1,6 @@
 """Which jobs of a sweep train as one program."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -43,7 +44,8 @@ def fingerprint(job: Job) -> str:
     """Of all that shapes a job's results: its settings but those of the hardware, and the modules that they belong to."""
     settings = {k: v for k, v in config.fingerprint(job.config).items() if not k.startswith(("hardware.", "debug."))}
     modules = {k: v for k, v in job.modules.items() if k.split(".")[0] in ("algo", "env", "network", "precision")}
-    text = json.dumps([settings, modules], sort_keys=True, default=str)
+    evaluation = dataclasses.asdict(job.config.eval)  # which the objective comes from
+    text = json.dumps([settings, modules, evaluation], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -43,7 +43,9 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
     """Trains the jobs; the record and each job's summary.json say how each of them ended."""
     folder = sweep_dir / PACKS / name(pack)
     try:
-        lead = session.prepare(pack[0].node, pack[0].config, pack[0].modules, None, num_members=len(pack))
+        home = pack[0].dir if len(pack) == 1 else folder
+        first = _on_as_many_devices(pack[0], home)
+        lead = session.prepare(first.node, first.config, first.modules, None, num_members=len(pack))
         built = [lead, *(experiments.build(job.node) for job in pack[1:])]
         with contextlib.ExitStack() as held:
             members = [
@@ -55,13 +57,13 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
             )
             if distributed.is_lead():
                 store.push(*(job.dir for job in pack))
-            home = pack[0].dir if len(pack) == 1 else folder
             resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             traced = programs.of(pack, built)
             summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced)
     except (ConfigError, OSError, Diverged, jax.errors.JaxRuntimeError) as error:
-        if "RESOURCE_EXHAUSTED" in str(error) and len(pack) > 1:
-            _remove(folder)  # nothing was trained
+        too_large = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        if too_large and len(pack) > 1 and _saved(pack[0], folder) is None:  # else what it has learnt would be lost
+            _remove(folder)
             print(f"{len(pack)} jobs in one program need too much memory; they are trained in two halves", flush=True)
             for half in (pack[: len(pack) // 2], pack[len(pack) // 2 :]):
                 train(half, sweep_dir, record, stop=stop, programs=programs)
@@ -74,6 +76,20 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
     record.settle({job.number: _outcome(summary) for job, summary in zip(pack, summaries, strict=True)})
     if all(summary["status"] in OVER for summary in summaries):
         _remove(folder)  # each has its own part of it
+
+
+def _saved(job: Job, home: Path) -> dict[str, Any] | None:
+    """The meta of the newest checkpoint, where there is one."""
+    return experiments.load_module(job.modules["checkpoint"], "checkpoint").latest_meta(store.checkpoints(home))
+
+
+def _on_as_many_devices(job: Job, home: Path) -> Job:
+    """A pack on one CPU goes on over as many virtual devices as before, however many cores are here: others round otherwise."""
+    meta = _saved(job, home)
+    if meta is None or "pack_devices" not in meta:
+        return job
+    node = job.node | {"hardware": job.node["hardware"] | {"pack_devices": meta["pack_devices"]}}
+    return job._replace(node=node, config=experiments.parse(node, experiments.Config)[0])
 
 
 def run_alone(job: Job, record: Record) -> None:

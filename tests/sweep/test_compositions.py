@@ -26,6 +26,7 @@ JOBS = {
     "references": ([["total_env_steps=${seed}", "seed=1"], ["total_env_steps=${algo.num_steps}", "seed=2"]], 1),
     "quoted": ([["output_root='a=b, c'"], ["output_root='d'"]], 1),
     "in order": ([["algo.hp.lr=1", "algo.hp={lr: 5}"], ["algo.hp.lr=2", "algo.hp={lr: 5}"]], 2),
+    "in order, of a group": ([["algo.hp.lr=1", "algo={hp: {lr: 5}}"], ["algo.hp.lr=2", "algo={hp: {lr: 5}}"]], 2),
     "twice": ([["seed=1", "seed=2"], ["seed=3", "seed=1"]], 1),
 }
 
@@ -68,6 +69,15 @@ def test_what_is_wrong_is_told_in_one_line(loader):
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_setting_that_is_taken_out_for_its_value_is_looked_at_each_time(loader):
+    master = loader.load_configuration("config", overrides=COMMAND_LINE, run_mode=RunMode.MULTIRUN)
+    compositions = Compositions(loader, master)
+    line = ["total_env_steps=${seed}", "~total_env_steps=1"]
+    compositions.of([*line[:1], "seed=1", *line[1:]])
+    with pytest.raises(ConfigError, match="The value of 'total_env_steps' is 2 and not 1"):
+        compositions.of([*line[:1], "seed=2", *line[1:]])
+
+
 def test_a_group_that_only_the_search_path_knows_is_chosen_anew(loader, tmp_path):
     """It is no setting with a value, though Hydra's loader does not know it as a group until it reads the search path."""
     (tmp_path / "experiment").mkdir()
@@ -80,3 +90,14 @@ def test_a_group_that_only_the_search_path_knows_is_chosen_anew(loader, tmp_path
     compositions = Compositions(loader, master)
     for name in ("a", "b", "a"):
         assert compositions.of([*line, f"site={name}", "seed=1"]).site == {"name": name}
+
+    # Named like a setting, and put elsewhere.
+    (tmp_path / "output_root").mkdir()
+    for name, steps in (("a", 97), ("b", 98)):
+        text = f"# @package _global_\noutput_root: root_{name}\ntotal_env_steps: {steps}\n"
+        (tmp_path / f"output_root/{name}.yaml").write_text(text)
+    recipe = "# @package _global_\ndefaults:\n  - /output_root: a\n  - _self_\n"
+    (tmp_path / "experiment/other.yaml").write_text(recipe)
+    for name, steps in (("a", 97), ("b", 98)):
+        composed = compositions.of([line[0], "experiment=other", f"output_root={name}"])
+        assert (composed.output_root, composed.total_env_steps) == (f"root_{name}", steps)

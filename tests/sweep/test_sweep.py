@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support import QUIET, build, command_line, environment, rlexp_command, rows, saved, train, without_clock
 
+from rlexp import checkpoint, store
 from rlexp.stop import Stop
 from rlexp.sweep import packs
 from rlexp.sweep.manifest import Entry, Manifest
@@ -251,30 +252,53 @@ def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
         assert lines[0] == lines[1]
 
 
+def four(directory: Path, manifest: Manifest) -> list[Job]:
+    """Jobs that are one pack."""
+    found = []
+    for number in range(4):
+        built = build(f"seed={number}")
+        manifest.add(number, [f"seed={number}"])
+        run_dir = directory / str(number)
+        found.append(Job(number, (f"seed={number}",), built.node, built.config, built.modules, run_dir))
+    return found
+
+
+def test_a_pack_that_has_trained_goes_on_over_as_many_devices_and_is_not_halved(tmp_path, monkeypatch):
+    """Its checkpoint is of all: it stays when memory is short, and a machine with other cores rounds as the first one."""
+    devices = []
+
+    def small_memory(members, *, directory, traced, **how):
+        devices.append(jax.tree.leaves(traced.abstract_run)[0].sharding.num_devices)
+        if len(devices) == 1:
+            run = {"x": jax.numpy.ones(1)}
+            config = members[0].experiment.config.checkpoint
+            checkpoint.put(config, store.checkpoints(directory), 3, run, {"pack_devices": 4}, None)
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(packs, "train_pack", small_memory)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    manifest = Manifest(tmp_path)
+    found = four(tmp_path, manifest)
+    for _ in range(2):
+        packs.train(found, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
+        assert [e.status for e in manifest.jobs()] == ["failed"] * 4
+        assert list(tmp_path.glob("packs/*/checkpoints/3/checksums.json"))
+    assert devices == [2, 4]
+
+
 def test_a_pack_that_is_too_large_is_halved(tmp_path, monkeypatch, capsys):
     sizes = []
 
     def small_memory(members, **how):
         sizes.append(len(members))
+        store.checkpoints(how["directory"]).mkdir(parents=True)
         if len(members) > 2:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
         return [{"status": "finished", "objective": 1.0} for _ in members]
 
     monkeypatch.setattr(packs, "train_pack", small_memory)
-    manifest, found = Manifest(tmp_path), []
-    for number in range(4):
-        experiment = build(f"seed={number}")
-        manifest.add(number, [f"seed={number}"])
-        found.append(
-            Job(
-                number,
-                (f"seed={number}",),
-                experiment.node,
-                experiment.config,
-                experiment.modules,
-                tmp_path / str(number),
-            )
-        )
+    manifest = Manifest(tmp_path)
+    found = four(tmp_path, manifest)
     packs.train(found, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
     assert sizes == [4, 2, 2]
     assert "trained in two halves" in capsys.readouterr().out
