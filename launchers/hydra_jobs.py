@@ -97,13 +97,17 @@ def _job(composed: DictConfig, overrides: Sequence[str]) -> Job:
 
 def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], Any]) -> JobReturn:
     """Hydra's own: writes .hydra/, calls the callbacks, and catches what the task raises."""
-    returned = run_job(
-        hydra_context=launcher.hydra_context,
-        task_function=task,
-        config=composed,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
+    try:
+        returned = run_job(
+            hydra_context=launcher.hydra_context,
+            task_function=task,
+            config=composed,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+    except OSError as error:  # the job's directory cannot be written; the other jobs' can
+        returned = JobReturn(overrides=list(composed.hydra.overrides.task), cfg=composed, status=JobStatus.FAILED)
+        returned.return_value = JobFailed(f"job {composed.hydra.job.num}: {error}")
     configure_log(launcher.config.hydra.hydra_logging, launcher.config.hydra.verbose)
     return returned
 

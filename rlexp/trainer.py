@@ -210,9 +210,11 @@ def train_pack(
 
         def save() -> None:
             nonlocal saved, saved_update
-            for i, logger in enumerate(loggers):
-                if i not in failed:
-                    logger.sync()  # no checkpoint without the lines before it
+            for i in [i for i in range(len(members)) if i not in failed]:
+                try:
+                    loggers[i].sync()  # no checkpoint without the lines before it
+                except OSError as error:
+                    fail(i, error)
             known = [x for x in objectives if x is not None]
             saver.save(update, run, meta_now(), float(np.mean(known)) if known else None)
             saved, saved_update = time.perf_counter(), update
@@ -275,12 +277,23 @@ def train_pack(
             if is_lead:
                 closing.callback(store.push, *(member.dir for member in members))
             for member, logger, one in zip(members, loggers, summaries, strict=True):
-                if is_lead:
-                    closing.callback(rundir.write_json, member.dir / "summary.json", one)
-                closing.callback(logger.close, one)
+                closing.callback(_close, member, logger, one, alone=len(members) == 1)
             if saver is not None:
                 closing.callback(saver.close)
     return summaries
+
+
+def _close(member: Member, logger: Any, summary: dict[str, Any], *, alone: bool) -> None:
+    """Ends a member's logger, and writes its summary. Where its disk is full it fails, and no other member of its pack."""
+    try:
+        with contextlib.ExitStack() as both:
+            if distributed.is_lead():
+                both.callback(rundir.write_json, member.dir / "summary.json", summary)
+            both.callback(logger.close, summary)
+    except OSError as error:
+        if alone:
+            raise
+        summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
 def chunk_end(experiment: Experiment, update: int) -> int:

@@ -305,6 +305,29 @@ def test_a_pack_that_is_too_large_is_halved(tmp_path, monkeypatch, capsys):
     assert [e.status for e in manifest.jobs()] == ["finished"] * 4
 
 
+@pytest.mark.slow
+def test_a_full_disk_in_one_members_directory(tmp_path):
+    """The member fails; the others finish, and so does the sweep, whose other directories are on another disk."""
+    full = tmp_path / "sweep/1"
+    full.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(full)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root can make a small disk")
+    try:
+        line = ("seed=1,2,3", "total_env_steps=64_000", "logger.every_env_steps=64", "checkpoint.every_updates=20")
+        for _ in range(2):  # the same line again ends as well
+            done = sweep(tmp_path, *line, code=1)
+            assert "No space left on device" in done.stderr
+            assert [e.status for e in jobs(tmp_path)] == ["finished", "failed", "finished"]
+            for number in (0, 2):
+                assert json.loads((tmp_path / f"sweep/{number}/summary.json").read_text())["status"] == "finished"
+                assert (
+                    len(rows(tmp_path / f"sweep/{number}")) == 1000 and saved(tmp_path / f"sweep/{number}")[0] == 1000
+                )
+    finally:
+        subprocess.run(["umount", "-l", str(full)], check=True)
+
+
 def test_bad_input_leaves_nothing(tmp_path):
     for arguments, words in (
         (["algo.hp.lr=1e-3,-1"], ["algo.hp.lr", "-1", "greater than 0"]),
