@@ -13,7 +13,7 @@ from launchers.compositions import Compositions
 from rlexp import compose, store
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
-from rlexp.sweep.packing import Job, fingerprint, packs, without_launcher
+from rlexp.sweep.packing import Job, fingerprint, name, packs, without_launcher
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
@@ -35,7 +35,8 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     jobs = [_job(one, overrides) for one, overrides in zip(composed, job_overrides, strict=True)]
     settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
     elsewhere = module.elsewhere(settings)
-    groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack)
+    before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
+    groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
     _check(groups, elsewhere=elsewhere)
     if store.is_url(root := jobs[0].config.output_root) and not (sweep_dir / NAME).exists():
         store.attach(sweep_dir, store.place(root, sweep_dir))
@@ -52,6 +53,8 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     over = {number for number, entry in known.items() if entry.status in OVER}  # what is over is not done again
     # Packs that train are the launcher's. Plans are made here, since one table compares them.
     given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
+    packed = {job.number: name(group) for group in given if len(group) > 1 for job in group}
+    manifest.settle({number: {"pack": pack} for number, pack in packed.items() if known[number].pack != pack})
     module.make(settings)(given, over, sweep_dir, manifest)
     over |= {job.number for group in given for job in group}
     done: dict[int, JobReturn] = {}
@@ -64,6 +67,10 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     for job, one in zip(jobs, composed, strict=True):
         if job.number not in done:
             done[job.number] = _run_job(launcher, one, _as_it_ended(entries[job.number]))
+    if all(entry.status == "finished" for entry in entries.values()):
+        from rlexp.sweep.packs import remove_all
+
+        remove_all(sweep_dir)  # what packs kept that jobs are no longer in, as after another max_pack
     store.push(sweep_dir)
     return [done[job.number] for job in jobs]
 

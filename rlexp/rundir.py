@@ -158,8 +158,8 @@ def describe(
     run_dir: Path, *, run_id: str, node: dict[str, Any], overrides: Sequence[str], devices: Sequence[Any]
 ) -> None:
     """Writes config.yaml, overrides.yaml and environment.json; a resumed run adds a line to the list of its starts."""
-    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(node)))
-    (run_dir / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
+    _write(run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(node)))
+    _write(run_dir / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -176,8 +176,12 @@ def describe(
 
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all."""
+    _write(path, json.dumps(value, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
+    part.write_text(text)
     os.replace(part, path)
 
 

@@ -8,8 +8,9 @@ count alone, so a resumed run has the same ones as an undisturbed run.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +69,7 @@ def train_pack(
     resume: Resume | None = None,
     directory: Path | None = None,
     traced: program.Traced | None = None,
+    lost: Mapping[int, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Trains the members as one program; gives each one's summary, which is written to its directory too.
 
@@ -77,6 +79,8 @@ def train_pack(
       directory: of the pack's checkpoints while it trains. At the end each member gets its part, and they are removed. None
         for one member, whose checkpoints lie in its own directory.
       traced: the members' programs; None traces them.
+      lost: member -> why its directory cannot be used. It has failed already; it runs along, since the program and the
+        checkpoints are of all, and nothing of it is written.
 
     Raises:
       ConfigError: the devices or the checkpoint do not fit.
@@ -97,13 +101,17 @@ def train_pack(
     first_update, earlier_wall_s = (restored.update, restored.meta["wall_s"]) if restored else (0, 0.0)
     first_env_steps = lead.env_steps(first_update) if restored else 0
     is_lead = distributed.is_lead()
-    for member in members if is_lead else ():
+    here = {i: member for i, member in enumerate(members) if i not in lost}
+    for member in here.values() if is_lead else ():
         store.unlink(member.dir / "summary.json")  # it says how the run ended, and the run goes on
     infos = [
         RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s)
-        for m in members
+        for m in here.values()
     ]
-    loggers, progress = lead.part("logger").make(config.logger, infos) if is_lead else silent(len(members))
+    made, progress = lead.part("logger").make(config.logger, infos) if is_lead else silent(len(here))
+    loggers = dict(zip(here, made, strict=True))
+    for i, why in lost.items():
+        progress.warn(f"{members[i].dir}: {why}; the others go on")
     for text in warnings:
         progress.warn(text)
     for text in _notices(lead, restored):
@@ -118,9 +126,9 @@ def train_pack(
     }
     objectives: list[float | None] = restored.meta["objectives"] if restored else [None] * len(members)
     # Member -> why it is trained no more. Its part of the program runs on; nobody looks at it.
-    failed: dict[int, str] = {}
+    failed = dict(lost)
     if restored and len(members) > 1:
-        failed = {int(i): why for i, why in restored.meta["failed"].items()}
+        failed |= {int(i): why for i, why in restored.meta["failed"].items()}
     saver = None
     try:
         # 2. Compile, once.
@@ -134,12 +142,6 @@ def train_pack(
             run = found.run if found else run
         del restored
         saver = checkpoint.make(config.checkpoint, store.checkpoints(directory))
-        for i, member in enumerate(members):
-            if member.dir != directory and i not in failed:
-                checkpoint.point_to_pack(
-                    config.checkpoint, store.checkpoints(member.dir), store.checkpoints(directory), i
-                )
-
         fingerprints = [{"run_id": m.run_id, "fingerprint": resume_fingerprint(m.experiment)} for m in members]
 
         began = fetched = saved = time.perf_counter()
@@ -184,7 +186,7 @@ def train_pack(
                     loggers[i].log(rows[i])
                 except OSError as error:
                     troubles[i] = error
-            progress.log(rows)
+            progress.log([rows[i] for i in here])
             summary["env_steps"] = env_steps
             for name, value in values.items():
                 for i in np.flatnonzero(np.isinf(value)):
@@ -219,6 +221,14 @@ def train_pack(
             saver.save(update, run, meta_now(), float(np.mean(known)) if known else None)
             saved, saved_update = time.perf_counter(), update
 
+        if directory != members[0].dir:
+            for i in [i for i in here if i not in failed]:
+                try:
+                    folder = store.checkpoints(members[i].dir)
+                    checkpoint.point_to_pack(config.checkpoint, folder, store.checkpoints(directory), i)
+                except OSError as error:
+                    fail(i, error)
+
         # 3. Train.
         (stopping,) = distributed.any_of(stop.reason is not None)
         while update < lead.total_updates and not stopping:
@@ -244,19 +254,18 @@ def train_pack(
             save()
         saver.wait()
         elapsed = time.perf_counter() - began
-        if update >= lead.total_updates and directory != members[0].dir:
-            whole = _on_host(run)  # once: each slice of what is spread over devices would be a program of its own
+        if update >= lead.total_updates and directory != members[0].dir and config.checkpoint.enabled:
             for i in (i for i in range(len(members)) if i not in failed):
                 try:
-                    part = jax.tree.map(lambda x, i=i: x[i : i + 1], whole)
+                    part = _on_host(_part(run, np.int32(i)))
                     meta = meta_now() | {"objectives": [objectives[i]], "members": [fingerprints[i]], "failed": {}}
                     checkpoint.put(
                         config.checkpoint, store.checkpoints(members[i].dir), update, part, meta, objectives[i]
                     )
                 except OSError as error:
                     fail(i, error)
-        for member, logger in zip(members, loggers, strict=True):
-            logger.checkpoint(store.checkpoints(member.dir), lead.env_steps(update))
+        for i, logger in loggers.items():
+            logger.checkpoint(store.checkpoints(members[i].dir), lead.env_steps(update))
         if update > first_update:
             summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
         elif update >= lead.total_updates:
@@ -275,9 +284,9 @@ def train_pack(
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
             closing.callback(progress.close)
             if is_lead:
-                closing.callback(store.push, *(member.dir for member in members))
-            for member, logger, one in zip(members, loggers, summaries, strict=True):
-                closing.callback(_close, member, logger, one, alone=len(members) == 1)
+                closing.callback(store.push, *(member.dir for member in here.values()))
+            for i, member in here.items():
+                closing.callback(_close, member, loggers[i], summaries[i], alone=len(members) == 1)
             if saver is not None:
                 closing.callback(saver.close)
     return summaries
@@ -334,6 +343,12 @@ def _section(item: tuple[str, Any]) -> tuple[int, str]:
 
 def _finite_or_none(x: float) -> float | None:
     return float(x) if np.isfinite(x) else None
+
+
+@jax.jit
+def _part(run: Run, i: jax.Array) -> Run:
+    """One member; its number is traced, so that one program serves all."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1), run)
 
 
 def _on_host(run: Run) -> Run:

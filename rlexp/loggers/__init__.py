@@ -50,12 +50,12 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
 
     Raises:
       ConfigError: tensorboardX is asked for and not installed.
-      OSError: metrics.jsonl cannot be opened.
+      OSError: metrics.jsonl cannot be opened. Of several, that one's Logger raises it when it gets its first line.
     """
     check(config)
     for info in infos:
         info.dir.mkdir(parents=True, exist_ok=True)
-    records = [jsonl.make(info.dir / jsonl.NAME, start_env_steps=info.start_env_steps) for info in infos]
+    records = [_record(info, alone=len(infos) == 1) for info in infos]
     display = progress.make(config.progress, infos)
     runs = wandb.make(config.wandb, infos, note=display.note, warn=display.warn)
     mirrors: list[Logger | None] = [None] * len(infos)
@@ -72,6 +72,20 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
             members.append(copied)  # last: what the others have written goes into the store
         loggers.append(fan_out(members))
     return loggers, display
+
+
+def _record(info: RunInfo, *, alone: bool) -> Logger:
+    try:
+        return jsonl.make(info.dir / jsonl.NAME, start_env_steps=info.start_env_steps)
+    except OSError as error:
+        if alone:
+            raise
+        failure = error
+
+    def log(_: Row) -> None:
+        raise failure
+
+    return Logger(log)
 
 
 def silent(num_members: int) -> tuple[list[Logger], Progress]:

@@ -3,8 +3,9 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from rlexp import config
@@ -55,8 +56,14 @@ def _without_traced(node: Any) -> Any:
     return {k: sorted(v) if k in TRACED and isinstance(v, dict) else _without_traced(v) for k, v in node.items()}
 
 
-def packs(jobs: Sequence[Job], *, pack: Pack, max_pack: int | None) -> list[list[Job]]:
+def packs(
+    jobs: Sequence[Job], *, pack: Pack, max_pack: int | None, before: Mapping[int, str] = MappingProxyType({})
+) -> list[list[Job]]:
     """The jobs in groups, each of which is one program; both in the order of the jobs.
+
+    Args:
+      before: job -> name of the pack that it was in when the sweep was interrupted. What is whole of them stays a pack, so
+        that it goes on from its checkpoint, whatever jobs have come since; one larger than `max_pack` does not.
 
     Raises:
       ConfigError: `require`, and a job cannot be packed.
@@ -67,21 +74,27 @@ def packs(jobs: Sequence[Job], *, pack: Pack, max_pack: int | None) -> list[list
         groups.setdefault(f"{job.number}" if alone else key(job.node), []).append(job)
     found = []
     for group in groups.values():
-        size = 1 if _on_the_host(group[0]) else max_pack or len(group)
-        found += [group[i : i + size] for i in range(0, len(group), size)]
-    if pack == "require":
-        for group in found:
-            if _on_the_host(group[0]):
-                raise ConfigError(
-                    f"launcher.pack: require, but the environments of job {group[0].number} ({' '.join(group[0].overrides)}) run "
-                    "on the host, and such jobs are never packed; allowed: auto|off|require"
-                )
-            if len(group) == 1 and len(jobs) > 1:
-                raise ConfigError(
-                    f"launcher.pack: require, but job {group[0].number} ({' '.join(group[0].overrides)}) shares its program "
-                    "with no other; allowed: auto|off|require"
-                )
+        on_the_host = _on_the_host(group[0])
+        size = 1 if on_the_host else max_pack or len(group)
+        if pack == "require" and (on_the_host or min(size, len(group)) == 1 < len(jobs)):
+            why = "its environments run on the host" if on_the_host else "it shares its program with no other"
+            raise ConfigError(
+                f"launcher.pack: require, but job {group[0].number} ({' '.join(group[0].overrides)}) trains alone: {why}; "
+                "allowed: auto|off|require"
+            )
+        again = [old for old in _as_before(group, before) if len(old) <= size]
+        taken = {job.number for old in again for job in old}
+        fresh = [job for job in group if job.number not in taken]
+        found += again + [fresh[i : i + size] for i in range(0, len(fresh), size)]
     return found
+
+
+def _as_before(group: Sequence[Job], before: Mapping[int, str]) -> list[list[Job]]:
+    old: dict[str, list[Job]] = {}  # by the name of the pack
+    for job in group:
+        if job.number in before:
+            old.setdefault(before[job.number], []).append(job)
+    return [whole for its_name, whole in old.items() if name(whole) == its_name]
 
 
 def apart(pack: Sequence[Job], num_processes: int, mode: Pack) -> list[Sequence[Job]]:

@@ -48,18 +48,18 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
         lead = session.prepare(first.node, first.config, first.modules, None, num_members=len(pack))
         built = [lead, *(experiments.build(job.node) for job in pack[1:])]
         with contextlib.ExitStack() as held:
+            run_ids, lost = _open_all(pack, held)
             members = [
-                Member(experiment, job.dir, _opened(job, held)) for job, experiment in zip(pack, built, strict=True)
+                Member(experiment, job.dir, run_ids.get(i, ""))
+                for i, (job, experiment) in enumerate(zip(pack, built, strict=True))
             ]
             started = {"pack": folder.name, "status": "running", "error": None}
-            record.settle(
-                {job.number: started | {"run_id": m.run_id} for job, m in zip(pack, members, strict=True)}, again=True
-            )
+            record.settle({pack[i].number: started | {"run_id": run_id} for i, run_id in run_ids.items()}, again=True)
             if distributed.is_lead():
-                store.push(*(job.dir for job in pack))
+                store.push(*(pack[i].dir for i in run_ids))
             resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             traced = programs.of(pack, built)
-            summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced)
+            summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced, lost=lost)
     except (ConfigError, OSError, Diverged, jax.errors.JaxRuntimeError) as error:
         too_large = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if too_large and len(pack) > 1 and _saved(pack[0], folder) is None:  # else what it has learnt would be lost
@@ -117,6 +117,12 @@ def unfinished(pack: Sequence[Job], sweep_dir: Path, over: Collection[int]) -> S
     return pack if waiting and store.checkpoints(sweep_dir / PACKS / name(pack)).is_dir() else waiting
 
 
+def remove_all(sweep_dir: Path) -> None:
+    """What packs kept: each job of the sweep has finished, and has its own part of it."""
+    for folder in (sweep_dir / PACKS).glob("*"):
+        _remove(folder)
+
+
 def _remove(folder: Path) -> None:
     """What a pack kept. In a store nothing else but checkpoints."""
     if store.url_of(folder):
@@ -124,6 +130,19 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
+
+
+def _open_all(pack: Sequence[Job], held: contextlib.ExitStack) -> tuple[dict[int, str], dict[int, str]]:
+    """{member: run id}, and {member: why its directory cannot be used}. Raises ConfigError or OSError where none can."""
+    run_ids, lost = dict[int, str](), dict[int, str]()
+    for i, job in enumerate(pack):
+        try:
+            run_ids[i] = _opened(job, held)
+        except (ConfigError, OSError) as error:
+            lost[i] = session.remedy(error)
+            if len(lost) == len(pack):
+                raise
+    return run_ids, lost
 
 
 def _opened(job: Job, held: contextlib.ExitStack) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster import Cluster
-from support import environment, rlexp_command, rows, saved, without_clock
+from support import assert_same, environment, rlexp_command
 
 from rlexp.sweep.manifest import Entry, Manifest
 
@@ -115,16 +115,11 @@ def undisturbed(tmp_path_factory, cluster) -> Path:
     return sweeps.directory / "sweep"
 
 
-def same(ours: Path, theirs: Path) -> bool:
-    (update, got), (wanted, expected) = saved(ours), saved(theirs)
-    numbers = update == wanted and [k for k in expected if expected[k].tobytes() != got[k].tobytes()] == []
-    return numbers and without_clock(rows(ours)) == without_clock(rows(theirs))
-
-
-def nothing_lost(sweeps: Sweeps, undisturbed: Path) -> bool:
+def assert_nothing_lost(sweeps: Sweeps, undisturbed: Path) -> None:
     assert [e.status for e in sweeps.jobs()[:2]] == ["finished"] * 2, sweeps.said()
     assert sweeps.in_slurm("pending,running") == {}
-    return all(same(sweeps.directory / f"sweep/{n}", undisturbed / str(n)) for n in (0, 1))
+    for number in (0, 1):
+        assert_same(sweeps.directory / f"sweep/{number}", undisturbed / str(number))
 
 
 def test_a_sweep_and_what_it_tells(sweeps):
@@ -160,7 +155,7 @@ def test_the_parent_is_killed_and_a_pack_is_told_that_its_time_is_over(sweeps, c
     assert parent.wait(400) == 0, sweeps.said()
     assert [e.status for e in sweeps.jobs()] == ["finished"] * 4 and sweeps.starts() == 3
     assert sorted(e.attempt for e in sweeps.jobs()) == [1, 1, 2, 2]
-    assert nothing_lost(sweeps, undisturbed)
+    assert_nothing_lost(sweeps, undisturbed)
 
 
 def test_a_node_is_given_up(sweeps, cluster, undisturbed):
@@ -175,7 +170,7 @@ def test_a_node_is_given_up(sweeps, cluster, undisturbed):
     finally:
         cluster.start_node(node)
     assert parent.wait(400) == 0, sweeps.said()
-    assert nothing_lost(sweeps, undisturbed)
+    assert_nothing_lost(sweeps, undisturbed)
 
 
 def test_urgent_jobs_preempt(sweeps, cluster, undisturbed):
@@ -186,7 +181,8 @@ def test_urgent_jobs_preempt(sweeps, cluster, undisturbed):
     sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "it to make room")
     sweeps.wait(lambda: sweeps.soon() or job in sweeps.in_slurm(), "it to run again")
     assert parent.wait(400) == 0, sweeps.said()
-    assert sweeps.starts() == 2 and nothing_lost(sweeps, undisturbed)
+    assert sweeps.starts() == 2
+    assert_nothing_lost(sweeps, undisturbed)
 
 
 def test_scancel_saves_and_ends_and_the_same_line_goes_on(sweeps, cluster, undisturbed):
@@ -198,7 +194,7 @@ def test_scancel_saves_and_ends_and_the_same_line_goes_on(sweeps, cluster, undis
     assert [e.status for e in sweeps.jobs()] == ["stopped"] * 2
     assert sweeps.in_slurm("pending,running") == {}
     sweeps.run(*line)
-    assert nothing_lost(sweeps, undisturbed)
+    assert_nothing_lost(sweeps, undisturbed)
 
 
 def test_one_job_over_two_nodes(sweeps, cluster):
@@ -217,7 +213,7 @@ def test_one_job_over_two_nodes(sweeps, cluster):
     started = json.loads((sweeps.directory / "run/environment.json").read_text())
     assert len(started["devices"]) == 2 and len(started["starts"]) == 2
     sweeps.run("hydra.run.dir=undisturbed", *line)
-    assert same(sweeps.directory / "run", sweeps.directory / "undisturbed")
+    assert_same(sweeps.directory / "run", sweeps.directory / "undisturbed")
 
 
 def test_detach_status_cancel(sweeps, cluster):

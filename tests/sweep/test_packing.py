@@ -31,6 +31,15 @@ def test_jobs_that_differ_in_traced_fields_share_a_program():
     assert numbers(packs(jobs(*lines), pack="off", max_pack=None)) == [[0], [1], [2], [3], [4]]
 
 
+def test_an_interrupted_pack_stays_one_whatever_jobs_have_come_since():
+    found = jobs("seed=1", "seed=2", "seed=3", "seed=4", "algo.num_steps=64", "seed=5")
+    before = {0: name(found[:2]), 1: name(found[:2]), 2: "of others too", 4: name(found[4:5])}
+    assert numbers(packs(found, pack="auto", max_pack=None, before=before)) == [[0, 1], [2, 3, 5], [4]]
+    assert numbers(packs(found, pack="auto", max_pack=2, before=before)) == [[0, 1], [2, 3], [5], [4]]
+    assert numbers(packs(found, pack="auto", max_pack=1, before=before)) == [[0], [1], [2], [3], [5], [4]]
+    assert numbers(packs(found, pack="off", max_pack=None, before=before)) == [[0], [1], [2], [3], [4], [5]]
+
+
 def test_parameters_of_the_environment_are_traced_too():
     lines = ("env.params.gravity=9.8", "env.params.gravity=5.0", "env=gymnax/acrobot")
     assert numbers(packs(jobs(*lines), pack="auto", max_pack=None)) == [[0, 1], [2]]
@@ -49,14 +58,14 @@ def test_jobs_whose_environments_are_on_the_host_are_never_packed(monkeypatch):
     monkeypatch.setattr(rollout, "PURE", False, raising=False)
     found = jobs("seed=1", "seed=2")
     assert numbers(packs(found, pack="auto", max_pack=None)) == [[0], [1]]
-    with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(seed=1\) run on the host"):
+    with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(seed=1\) .* run on the host"):
         packs(found, pack="require", max_pack=None)
 
 
 def test_require_refuses_a_job_that_is_alone():
     assert len(packs(jobs("seed=1", "seed=2"), pack="require", max_pack=None)) == 1
     with pytest.raises(
-        ConfigError, match=r"launcher.pack: require, but job 1 \(algo=pqn\) shares .* auto\|off\|require"
+        ConfigError, match=r"launcher.pack: require, but job 1 \(algo=pqn\) .* shares .* auto\|off\|require"
     ):
         packs(jobs("seed=1", "algo=pqn", "seed=2"), pack="require", max_pack=None)
 

@@ -8,16 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from support import QUIET, build, command_line, environment, rlexp_command, rows, saved, train, without_clock
+from support import QUIET, assert_same, command_line, environment, rlexp_command, rows, saved, without_clock
 
-from rlexp import checkpoint, store
-from rlexp.stop import Stop
-from rlexp.sweep import packs
 from rlexp.sweep.manifest import Entry, Manifest
-from rlexp.sweep.packing import Job
 
 SMALL = (
     "algo.num_steps=16",
@@ -25,6 +20,13 @@ SMALL = (
     "eval.num_episodes=2",
     "eval.every_env_steps=256",
     "total_env_steps=640",
+)
+
+SAVED_OFTEN = (
+    "algo.hp.lr=1e-3,3e-3",
+    "total_env_steps=12_800",
+    "checkpoint.every_updates=20",
+    "logger.every_env_steps=640",
 )
 
 
@@ -158,15 +160,9 @@ def status(directory: Path, what: str, *, code: int = 0) -> str:
 @pytest.mark.slow
 def test_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path):
     """kill -9 of the only process there is, once the pack has saved; then the same line again."""
-    line = (
-        "algo.hp.lr=1e-3,3e-3",
-        "total_env_steps=12_800",
-        "checkpoint.every_updates=20",
-        "logger.every_env_steps=640",
-    )
     (tmp_path / "a").mkdir()
-    sweep(tmp_path / "a", *line)
-    process = started(tmp_path, *line)
+    sweep(tmp_path / "a", *SAVED_OFTEN)
+    process = started(tmp_path, *SAVED_OFTEN)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert [e.status for e in jobs(tmp_path)] == ["running", "running"]
@@ -180,11 +176,23 @@ def test_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path):
     status(tmp_path / "sweep", "resume")
     assert [(e.status, e.attempt) for e in jobs(tmp_path)] == [("finished", 2)] * 2
     for number in (0, 1):
-        got, wanted = saved(tmp_path / f"sweep/{number}"), saved(tmp_path / f"a/sweep/{number}")
-        assert got[0] == wanted[0]
-        assert [k for k in wanted[1] if wanted[1][k].tobytes() != got[1][k].tobytes()] == []
-        lines = [without_clock(rows(folder / f"sweep/{number}")) for folder in (tmp_path, tmp_path / "a")]
-        assert lines[0] == lines[1]
+        assert_same(tmp_path / f"sweep/{number}", tmp_path / f"a/sweep/{number}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [("seed=1,2,3",), ("seed=1,2", "launcher.max_pack=1")], ids=["more", "smaller"])
+def test_a_pack_that_was_interrupted_goes_on_in_another_sweep_line(tmp_path, change):
+    """More jobs of the same program, or packs of one: what has been trained is not trained again."""
+    often = SAVED_OFTEN[1:]
+    process = started(tmp_path, *often, "seed=1,2")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    sweep(tmp_path, *often, *change)
+    assert {(e.status, e.attempt) for e in jobs(tmp_path)[:2]} == {("finished", 2)}
+    for number in (0, 1):
+        assert json.loads((tmp_path / f"sweep/{number}/summary.json").read_text())["resumed_from"] >= 40 * 64
+    assert [(e.status, e.attempt) for e in jobs(tmp_path)[2:]] == [("finished", 1)] * (len(change) == 1)
+    assert not (tmp_path / "sweep/packs").exists()
 
 
 # The save of update 40 takes long, the first time: the files are written, and the directory has not its final name yet.
@@ -211,17 +219,11 @@ checksums.write = slowly
 @pytest.mark.parametrize("killed", [False, True], ids=["with grace", "and killed before it is over"])
 def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
     """SIGTERM while a pack is being saved, and then, as the case may be, SIGKILL: nothing is lost."""
-    line = (
-        "algo.hp.lr=1e-3,3e-3",
-        "total_env_steps=12_800",
-        "checkpoint.every_updates=20",
-        "logger.every_env_steps=640",
-    )
     (tmp_path / "a").mkdir()
-    sweep(tmp_path / "a", *line)
+    sweep(tmp_path / "a", *SAVED_OFTEN)
     (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = rlexp_command("-m", "hydra.sweep.dir=sweep", *SMALL, *line, "checkpoint.module=slow_save", *QUIET)
+    command = rlexp_command("-m", "hydra.sweep.dir=sweep", *SMALL, *SAVED_OFTEN, "checkpoint.module=slow_save", *QUIET)
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
     until = time.monotonic() + 200
     while not (tmp_path / "saving").exists():
@@ -245,64 +247,7 @@ def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
     for number in (0, 1):
         resumed_from = json.loads((tmp_path / f"sweep/{number}/summary.json").read_text())["resumed_from"]
         assert resumed_from == 20 * 64 if killed else resumed_from >= 40 * 64
-        got, wanted = saved(tmp_path / f"sweep/{number}"), saved(tmp_path / f"a/sweep/{number}")
-        assert got[0] == wanted[0]
-        assert [k for k in wanted[1] if wanted[1][k].tobytes() != got[1][k].tobytes()] == []
-        lines = [without_clock(rows(folder / f"sweep/{number}")) for folder in (tmp_path, tmp_path / "a")]
-        assert lines[0] == lines[1]
-
-
-def four(directory: Path, manifest: Manifest) -> list[Job]:
-    """Jobs that are one pack."""
-    found = []
-    for number in range(4):
-        built = build(f"seed={number}")
-        manifest.add(number, [f"seed={number}"])
-        run_dir = directory / str(number)
-        found.append(Job(number, (f"seed={number}",), built.node, built.config, built.modules, run_dir))
-    return found
-
-
-def test_a_pack_that_has_trained_goes_on_over_as_many_devices_and_is_not_halved(tmp_path, monkeypatch):
-    """Its checkpoint is of all: it stays when memory is short, and a machine with other cores rounds as the first one."""
-    devices = []
-
-    def small_memory(members, *, directory, traced, **how):
-        devices.append(jax.tree.leaves(traced.abstract_run)[0].sharding.num_devices)
-        if len(devices) == 1:
-            run = {"x": jax.numpy.ones(1)}
-            config = members[0].experiment.config.checkpoint
-            checkpoint.put(config, store.checkpoints(directory), 3, run, {"pack_devices": 4}, None)
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
-
-    monkeypatch.setattr(packs, "train_pack", small_memory)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    manifest = Manifest(tmp_path)
-    found = four(tmp_path, manifest)
-    for _ in range(2):
-        packs.train(found, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
-        assert [e.status for e in manifest.jobs()] == ["failed"] * 4
-        assert list(tmp_path.glob("packs/*/checkpoints/3/checksums.json"))
-    assert devices == [2, 4]
-
-
-def test_a_pack_that_is_too_large_is_halved(tmp_path, monkeypatch, capsys):
-    sizes = []
-
-    def small_memory(members, **how):
-        sizes.append(len(members))
-        store.checkpoints(how["directory"]).mkdir(parents=True)
-        if len(members) > 2:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
-        return [{"status": "finished", "objective": 1.0} for _ in members]
-
-    monkeypatch.setattr(packs, "train_pack", small_memory)
-    manifest = Manifest(tmp_path)
-    found = four(tmp_path, manifest)
-    packs.train(found, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
-    assert sizes == [4, 2, 2]
-    assert "trained in two halves" in capsys.readouterr().out
-    assert [e.status for e in manifest.jobs()] == ["finished"] * 4
+        assert_same(tmp_path / f"sweep/{number}", tmp_path / f"a/sweep/{number}")
 
 
 @pytest.mark.slow
@@ -340,30 +285,6 @@ def test_bad_input_leaves_nothing(tmp_path):
         for word in words:
             assert word in done.stderr
         assert list(tmp_path.iterdir()) == []
-
-
-def test_packs_with_the_same_program_are_compiled_once(tmp_path, monkeypatch):
-    """launcher.pack=off, in one process: other seeds and hyperparameters are data. Another static field is not."""
-    traced, manifest = [], Manifest(tmp_path)
-
-    def counted(experiments, layout):
-        traced.append(len(experiments))
-        return trace(experiments, layout)
-
-    trace = packs.trace
-    monkeypatch.setattr(packs, "trace", counted)
-    programs, sizes = packs.Programs(), [f"{x}" for x in SMALL]
-    for number, own in enumerate(["algo.hp.lr=1e-3 seed=1", "algo.hp.lr=3e-3 seed=2", "algo.num_epochs=1 seed=1"]):
-        experiment = build(*sizes, *own.split(), "logger=quiet", "logger.progress=off")
-        run_dir = tmp_path / str(number)
-        manifest.add(number, own.split())
-        job = Job(number, tuple(own.split()), experiment.node, experiment.config, experiment.modules, run_dir)
-        packs.train([job], tmp_path, manifest, stop=Stop(), programs=programs)
-    assert traced == [1, 1]
-    assert [e.status for e in manifest.jobs()] == ["finished"] * 3
-    alone = train(tmp_path / "alone", *sizes, "algo.hp.lr=3e-3", "logger.progress=off", seeds=[2])
-    assert alone[0]["objective"] == manifest.jobs()[1].objective
-    assert without_clock(rows(tmp_path / "1")) == without_clock(rows(tmp_path / "alone/2"))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import QUIET, command_line, environment, rlexp_command, rows, saved, without_clock
+from support import QUIET, assert_same, command_line, environment, rlexp_command, rows
 
 from launchers import local
 from rlexp import rundir
@@ -95,11 +95,7 @@ def test_whatever_is_killed_nothing_is_lost(tmp_path, monkeypatch):
     entries = jobs(tmp_path)
     assert [e.status for e in entries] == ["finished"] * 4
     for number in range(4):
-        ours, theirs = tmp_path / "sweep" / str(number), undisturbed / "sweep" / str(number)
-        assert without_clock(rows(ours)) == without_clock(rows(theirs))
-        (update, got), (wanted, expected) = saved(ours), saved(theirs)
-        assert update == wanted
-        assert [k for k in expected if expected[k].tobytes() != got[k].tobytes()] == []
+        assert_same(tmp_path / "sweep" / str(number), undisturbed / "sweep" / str(number))
 
 
 @pytest.mark.slow

@@ -1,0 +1,145 @@
+"""One pack of a sweep, in this process: what its members share, and which of them fail alone."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+from support import assert_same, build, rows, train, without_clock
+
+from rlexp import checkpoint, rundir, store
+from rlexp.stop import Stop
+from rlexp.sweep import packs
+from rlexp.sweep.manifest import Entry, Manifest
+from rlexp.sweep.packing import Job
+
+SMALL = (
+    "algo.num_steps=16",
+    "network.hidden=[8]",
+    "eval.num_episodes=2",
+    "eval.every_env_steps=256",
+    "total_env_steps=640",
+)
+
+
+def four(directory: Path, manifest: Manifest, *overrides: str) -> list[Job]:
+    """Jobs that are one pack."""
+    found = []
+    for number in range(4):
+        built = build(*overrides, f"seed={number}")
+        manifest.add(number, [f"seed={number}"])
+        run_dir = directory / str(number)
+        found.append(Job(number, (f"seed={number}",), built.node, built.config, built.modules, run_dir))
+    return found
+
+
+def test_a_pack_that_has_trained_goes_on_over_as_many_devices_and_is_not_halved(tmp_path, monkeypatch):
+    """Its checkpoint is of all: it stays when memory is short, and a machine with other cores rounds as the first one."""
+    devices = []
+
+    def small_memory(members, *, directory, traced, **how):
+        devices.append(jax.tree.leaves(traced.abstract_run)[0].sharding.num_devices)
+        if len(devices) == 1:
+            run = {"x": jax.numpy.ones(1)}
+            config = members[0].experiment.config.checkpoint
+            checkpoint.put(config, store.checkpoints(directory), 3, run, {"pack_devices": 4}, None)
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(packs, "train_pack", small_memory)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    manifest = Manifest(tmp_path)
+    found = four(tmp_path, manifest)
+    for _ in range(2):
+        packs.train(found, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
+        assert [e.status for e in manifest.jobs()] == ["failed"] * 4
+        assert list(tmp_path.glob("packs/*/checkpoints/3/checksums.json"))
+    assert devices == [2, 4]
+
+
+def test_a_pack_that_is_too_large_is_halved(tmp_path, monkeypatch, capsys):
+    sizes = []
+
+    def small_memory(members, **how):
+        sizes.append(len(members))
+        store.checkpoints(how["directory"]).mkdir(parents=True)
+        if len(members) > 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+        return [{"status": "finished", "objective": 1.0} for _ in members]
+
+    monkeypatch.setattr(packs, "train_pack", small_memory)
+    manifest = Manifest(tmp_path)
+    found = four(tmp_path, manifest)
+    packs.train(found, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
+    assert sizes == [4, 2, 2]
+    assert "trained in two halves" in capsys.readouterr().out
+    assert [e.status for e in manifest.jobs()] == ["finished"] * 4
+
+
+class StopAfter(Stop):
+    """Asks for the end when the trainer looks for the n-th time, once before each chunk."""
+
+    def __init__(self, looks: int):
+        self._looks = looks
+
+    @property
+    def reason(self) -> str | None:
+        self._looks -= 1
+        return "SIGTERM" if self._looks < 0 else None
+
+
+def test_a_member_whose_directory_cannot_be_used_fails_alone(tmp_path):
+    """One is a file, one is locked by a process that goes on with it alone, one has no place for metrics, from the start or
+    when a pack goes on: the others end as if they had been undisturbed."""
+    small, programs = [*SMALL, "logger.progress=off"], packs.Programs()
+
+    def train(directory: Path, stop: Stop) -> list[Entry]:
+        manifest = Manifest(directory)
+        packs.train(four(directory, manifest, *small), directory, manifest, stop=stop, programs=programs)
+        return manifest.jobs()
+
+    for name in ("undisturbed", "start", "later"):
+        (tmp_path / name).mkdir()
+    assert [e.status for e in train(tmp_path / "undisturbed", Stop())] == ["finished"] * 4
+    later = train(tmp_path / "later", StopAfter(2))
+    assert [(e.status, e.attempt) for e in later] == [("stopped", 1)] * 4
+    shutil.rmtree(tmp_path / "later/0")
+    (tmp_path / "later/2/metrics.jsonl").unlink()
+    for directory in (tmp_path / "start", tmp_path / "later"):
+        (directory / "0").touch()
+        (directory / "2/metrics.jsonl").mkdir(parents=True)
+        (directory / "3").mkdir(exist_ok=True)
+        before = sorted(path.name for path in (directory / "3").iterdir())
+        with rundir.lock(directory / "3"):
+            ended = train(directory, Stop())
+        assert [e.status for e in ended] == ["failed", "finished", "failed", "failed"]
+        said = [e.error or "" for e in ended]
+        assert "cannot write to" in said[0] and "Is a directory" in said[2] and "another process is running" in said[3]
+        assert sorted({*before, ".lock"}) == sorted(path.name for path in (directory / "3").iterdir())
+        assert_same(directory / "1", tmp_path / "undisturbed/1")
+        assert not (directory / "packs").exists()
+    assert json.loads((tmp_path / "later/1/summary.json").read_text())["resumed_from"] == 512
+
+
+def test_packs_with_the_same_program_are_compiled_once(tmp_path, monkeypatch):
+    """launcher.pack=off, in one process: other seeds and hyperparameters are data. Another static field is not."""
+    traced, manifest = [], Manifest(tmp_path)
+
+    def counted(experiments, layout):
+        traced.append(len(experiments))
+        return trace(experiments, layout)
+
+    trace = packs.trace
+    monkeypatch.setattr(packs, "trace", counted)
+    programs, sizes = packs.Programs(), [f"{x}" for x in SMALL]
+    for number, own in enumerate(["algo.hp.lr=1e-3 seed=1", "algo.hp.lr=3e-3 seed=2", "algo.num_epochs=1 seed=1"]):
+        experiment = build(*sizes, *own.split(), "logger=quiet", "logger.progress=off")
+        run_dir = tmp_path / str(number)
+        manifest.add(number, own.split())
+        job = Job(number, tuple(own.split()), experiment.node, experiment.config, experiment.modules, run_dir)
+        packs.train([job], tmp_path, manifest, stop=Stop(), programs=programs)
+    assert traced == [1, 1]
+    assert [e.status for e in manifest.jobs()] == ["finished"] * 3
+    alone = train(tmp_path / "alone", *sizes, "algo.hp.lr=3e-3", "logger.progress=off", seeds=[2])
+    assert alone[0]["objective"] == manifest.jobs()[1].objective
+    assert without_clock(rows(tmp_path / "1")) == without_clock(rows(tmp_path / "alone/2"))
