@@ -42,7 +42,9 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 SlurmdTimeout=5
 KillWait=30
 InactiveLimit=0
-NodeName=n[1-2] NodeHostname=localhost NodeAddr=localhost Port=[{ports[1]}-{ports[2]}] CPUs=4
+GresTypes=gpu
+NodeName=DEFAULT CPUs=4 RealMemory=4000 Gres=gpu:2 Feature=fast
+NodeName=n[1-2] NodeHostname=localhost NodeAddr=localhost Port=[{ports[1]}-{ports[2]}]
 PartitionName=main Nodes=n[1-2] Default=YES State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=n[1-2] State=UP PriorityTier=10 PreemptMode=OFF
 """
@@ -56,6 +58,8 @@ class Cluster:
         for folder in ("state", "spool-n1", "spool-n2"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         (root / "slurm.conf").write_text(CONF.format(root=root, ports=_free_ports()))
+        # Devices that are there, and that nobody opens: Slurm only counts them.
+        (root / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/null,/dev/zero\n")
         (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self.env = {"SLURM_CONF": str(root / "slurm.conf")}
 

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import wandb_file
 from slurm_cluster import Cluster
-from support import assert_same, environment, rlexp_command
+from support import assert_same, environment, rlexp_command, rows
 
 from rlexp.sweep.manifest import Entry, Manifest
 
@@ -156,6 +157,36 @@ def test_the_parent_is_killed_and_a_pack_is_told_that_its_time_is_over(sweeps, c
     assert [e.status for e in sweeps.jobs()] == ["finished"] * 4 and sweeps.starts() == 3
     assert sorted(e.attempt for e in sweeps.jobs()) == [1, 1, 2, 2]
     assert_nothing_lost(sweeps, undisturbed)
+
+
+def test_the_time_is_over_and_wandb_runs_go_on(sweeps, cluster):
+    """Slurm itself says so, within the last minute. What the job asks of Slurm is what the launcher was told, here or in
+    conf/local of a site."""
+    site = sweeps.directory / "site"
+    (site / "local").mkdir(parents=True)
+    (site / "local/slurm.yaml").write_text("account: chess\nconstraint: fast\nsbatch: {comment: of the site}\n")
+    parent = sweeps.start(
+        "-m", f"--config-dir={site}", "hydra.sweep.dir=sweep", *SMALL, *LONG[1:], "total_env_steps=3840000000",
+        "algo.num_epochs=1", "logger.wandb.mode=offline", "launcher=slurm", "launcher.time=1", "launcher.signal_delay_s=5",
+        "launcher.gres=gpu:1", "launcher.mem=1GB", "launcher.cpus=2", "launcher.qos=high",
+    )  # fmt: skip
+    sweeps.wait(lambda: sweeps.in_slurm(), "it to run")
+    (job,) = sweeps.in_slurm()
+    asked = cluster("scontrol", "show", "job", "--oneliner", job)
+    for word in ("Account=chess", "Features=fast", "Comment=of the site", "TimeLimit=00:01:00", "Requeue=1",
+                 "gpu:1", "MinMemoryNode=1G", "CPUs/Task=2", "Partition=main"):  # fmt: skip
+        assert word in asked
+    sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "its time to be over")
+    (reached,) = sweeps.newest()
+    sweeps.wait(lambda: sweeps.soon() or max(sweeps.newest()) > reached, "it to go on")
+    cluster("scancel", job)
+    assert parent.wait(100) == 0, sweeps.said()
+    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("stopped", 2)] * 2
+    for entry in sweeps.jobs():
+        run_dir = sweeps.directory / f"sweep/{entry.dir}"
+        assert json.loads((run_dir / "summary.json").read_text())["resumed_from"] == 64 * reached
+        (file,) = run_dir.glob(f"wandb/offline-run-*-{entry.run_id}/*.wandb")  # which holds what the one before it held
+        assert [row["env_steps"] for row in wandb_file.read(file).rows] == [row["env_steps"] for row in rows(run_dir)]
 
 
 def test_a_node_is_given_up(sweeps, cluster, undisturbed):
