@@ -29,7 +29,7 @@ ENV = {"WANDB_MODE": "disabled"}
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """Whole processes, with a warm compilation cache; the bare program and a pack's training, in this process."""
-    seeds, steps, num_composed, num_in_memory = (2, 2_000, 8, 8) if quick else (SEEDS, 100_000, 200, 1000)
+    seeds, steps, num_composed, num_in_memory = (2, 2_000, 8, 8) if quick else (SEEDS, 100_000, 1000, 1000)
     lrs, count = ",".join(map(str, LRS)), len(LRS) * seeds
     cache = quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))
     common = [f"total_env_steps={steps}", *QUIET, cache]
@@ -83,8 +83,11 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     print(
         verdict("composing, checking, grouping / Hydra's composing", composed["ratio"], COMPOSE_BOUND, at_least=False)
     )
-    parent = _parent_bytes(num_in_memory, cache, where)
-    print(verdict(f"GB of a parent of {num_in_memory:,} jobs", parent / 1e9, PARENT_BOUND_GB, at_least=False))
+    parent = {"jobs": num_in_memory}
+    for name, workers in (("bytes", "1"), ("bytes_training_itself", "null")):
+        parent[name] = _parent_bytes(num_in_memory, workers, cache, where)
+        label = f"GB of a parent of {num_in_memory:,} jobs, launcher.workers={workers}"
+        print(verdict(label, parent[name] / 1e9, PARENT_BOUND_GB, at_least=False))
     write(
         out / "sweep.json",
         settings={
@@ -99,7 +102,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         results={
             "ratios": {k: v[0]._asdict() for k, v in ratios.items()},
             "composition": composed,
-            "parent": {"jobs": num_in_memory, "bytes": parent},
+            "parent": parent,
         },
     )
 
@@ -198,10 +201,10 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
     }
 
 
-def _parent_bytes(number: int, cache: str, where: Path) -> int:
-    """The most memory that the process of a sweep has held, while its one pack trained for a moment in another process."""
+def _parent_bytes(number: int, workers: str, cache: str, where: Path) -> int:
+    """The most memory that the process of a sweep has held, while its one pack trained for a moment, in it or in another."""
     shutil.rmtree(where, ignore_errors=True)
-    small = ["total_env_steps=512", "eval.num_episodes=1", "checkpoint=off", "launcher.workers=1", *QUIET, cache]
+    small = ["total_env_steps=512", "eval.num_episodes=1", "checkpoint=off", f"launcher.workers={workers}", *QUIET, cache]
     grid = [f"seed=range(0,{number})", quoted("hydra.sweep.dir", str(where))]
     with (BENCH / "parent.log").open("w") as log:
         process = subprocess.Popen(

@@ -48,14 +48,18 @@ def search_path(config_dir: str | None) -> list[str]:
         return []
     if not Path(config_dir).is_dir():
         raise ConfigError(f"--config-dir: {config_dir!r} is not a directory")
-    return [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    return _searchpath([f"file://{Path(config_dir).resolve()}"])
 
 
 def searched(hydra: Any) -> list[str]:
     """The folders of its own that a command line named, as the override that a resumed run finds again."""
     named = [s for s in hydra.runtime.config_sources if s.provider.endswith("command-line")]
     places = [f"{s.schema}://{Path(s.path).resolve() if s.schema == 'file' else s.path}" for s in named]
-    return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
+    return _searchpath(places) if places else []
+
+
+def _searchpath(places: Sequence[str]) -> list[str]:
+    return [f"hydra.searchpath=[{','.join(map(_in_quotes, places))}]"]
 
 
 def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -143,8 +147,12 @@ def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
 
 def quoted(key: str, value: str) -> str:
     """`key='value'`, whatever the value holds."""
+    return f"{key}={_in_quotes(value)}"
+
+
+def _in_quotes(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"{key}='{escaped}'"
+    return f"'{escaped}'"
 
 
 def _groups() -> list[str]:

@@ -189,6 +189,19 @@ def test_the_time_is_over_and_wandb_runs_go_on(sweeps, cluster):
         assert [row["env_steps"] for row in wandb_file.read(file).rows] == [row["env_steps"] for row in rows(run_dir)]
 
 
+def test_a_worker_is_killed(sweeps, undisturbed):
+    """kill -9: its Slurm job fails, and the parent submits the pack again, which goes on from its checkpoint."""
+    parent = sweeps.start("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
+    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+    subprocess.run(["pkill", "-KILL", "-f", f"submitit.core._submit {sweeps.directory}"], check=True)
+    assert parent.wait(400) == 0, sweeps.said()
+    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("finished", 2)] * 2
+    assert len(list(sweeps.directory.glob("sweep/slurm/*_log.out"))) == 2
+    resumed_from = json.loads((sweeps.directory / "sweep/0/summary.json").read_text())["resumed_from"]
+    assert resumed_from and resumed_from % (64 * 3000) == 0
+    assert_nothing_lost(sweeps, undisturbed)
+
+
 def test_a_node_is_given_up(sweeps, cluster, undisturbed):
     """kill -9 of its slurmd: Slurm requeues what ran there, which still runs. The second waits for the first."""
     parent = sweeps.start("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")

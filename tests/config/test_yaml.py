@@ -117,9 +117,10 @@ def test_lr_scaling():
 
 
 def test_a_folder_of_ones_own_is_searched_first(tmp_path):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nseed: 41\n")
-    node, _ = compose.compose_node([*compose.search_path(str(tmp_path)), "experiment=mine"])
+    folder = tmp_path / "a (1)=b, [c'd] $x"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment/mine.yaml").write_text("# @package _global_\nseed: 41\n")
+    node, _ = compose.compose_node([*compose.search_path(str(folder)), "experiment=mine"])
     assert node["seed"] == 41
     with pytest.raises(ConfigError, match="no such option"):
         compose.compose_node(["experiment=mine"])
