@@ -204,7 +204,14 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
 def _parent_bytes(number: int, workers: str, cache: str, where: Path) -> int:
     """The most memory that the process of a sweep has held, while its one pack trained for a moment, in it or in another."""
     shutil.rmtree(where, ignore_errors=True)
-    small = ["total_env_steps=512", "eval.num_episodes=1", "checkpoint=off", f"launcher.workers={workers}", *QUIET, cache]
+    small = [
+        "total_env_steps=512",
+        "eval.num_episodes=1",
+        "checkpoint=off",
+        f"launcher.workers={workers}",
+        *QUIET,
+        cache,
+    ]
     grid = [f"seed=range(0,{number})", quoted("hydra.sweep.dir", str(where))]
     with (BENCH / "parent.log").open("w") as log:
         process = subprocess.Popen(

@@ -255,9 +255,10 @@ def train_pack(
         saver.wait()
         elapsed = time.perf_counter() - began
         if update >= lead.total_updates and directory != members[0].dir and config.checkpoint.enabled:
+            whole = _on_host(run)  # once: each slice of what is spread over devices would be a program of its own
             for i in (i for i in range(len(members)) if i not in failed):
                 try:
-                    part = _on_host(_part(run, np.int32(i)))
+                    part = jax.tree.map(lambda x, i=i: x[i : i + 1], whole)
                     meta = meta_now() | {"objectives": [objectives[i]], "members": [fingerprints[i]], "failed": {}}
                     checkpoint.put(
                         config.checkpoint, store.checkpoints(members[i].dir), update, part, meta, objectives[i]
@@ -343,12 +344,6 @@ def _section(item: tuple[str, Any]) -> tuple[int, str]:
 
 def _finite_or_none(x: float) -> float | None:
     return float(x) if np.isfinite(x) else None
-
-
-@jax.jit
-def _part(run: Run, i: jax.Array) -> Run:
-    """One member; its number is traced, so that one program serves all."""
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1), run)
 
 
 def _on_host(run: Run) -> Run:
