@@ -42,7 +42,7 @@ class Configuration(NamedTuple):
     environment: str
     settings: dict[str, str]  # {key: value} of its overrides, without the seed
     jobs: list[Entry]
-    objectives: list[float]  # of the jobs that have one and did not fail
+    objectives: list[float]  # of the jobs that have finished
     objective: Estimate | None  # of numbers; None while there is none
     curve: Curve | None
 
@@ -169,7 +169,7 @@ def write_tables(results: Results, folder: Path) -> list[Path]:
 
 def _configuration(directory: Path, environment: str, jobs: list[Entry]) -> Configuration:
     settings = {key: value for key, value in settings_of(jobs[0]).items() if key != SEED}
-    objectives = [job.objective for job in jobs if job.objective is not None and job.status != "failed"]
+    objectives = [job.objective for job in jobs if job.objective is not None and job.status == "finished"]
     objectives = [x for x in objectives if math.isfinite(x)]
     objective = estimate(np.asarray(objectives)) if objectives else None
     curve = _curve([_points(directory / job.dir / jsonl.NAME) for job in jobs if job.status != "failed"])

@@ -175,8 +175,9 @@ def test_a_configuration_that_lost_a_seed_is_not_the_best(tmp_path):
 
 
 def test_a_sweep_that_still_runs(tmp_path):
-    """Finished, running with half a line, running and broken, just begun, not begun."""
-    directory = made_up(tmp_path / "s", two_rates({2: None, 3: None, 7: None}))
+    """Finished, stopped with its last evaluation, not begun, running with half a line, running and broken, just begun."""
+    directory = made_up(tmp_path / "s", two_rates({3: None, 7: None}))
+    Manifest(directory).change([2], status="stopped")  # its objective is not that of the end
     Manifest(directory).change([4, 5, 6], status="running", objective=None)
     with (directory / "4/metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 400, "wall_s": 1.0, "eval/return_m')
@@ -191,7 +192,7 @@ def test_a_sweep_that_still_runs(tmp_path):
     assert curve == [("100", "2", 27.5), ("200", "1", 45), ("300", "1", 50)]
     assert [r["low"] for r in table(directory, "curves") if r["rank"] == "2"][1:] == ["", ""]
     text = page(directory)
-    assert "2 finished" in text and "3 running" in text and "3 pending" in text
+    assert "2 finished" in text and "1 stopped" in text and "3 running" in text and "2 pending" in text
 
 
 def test_nothing_has_an_objective_yet(tmp_path, capsys):
