@@ -50,13 +50,16 @@ class Sweeps:
 
     def __init__(self, directory: Path, cluster: Cluster):
         self.directory, self.cluster = directory, cluster
+        self.started: list[subprocess.Popen] = []
         self.env = environment() | cluster.env | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
     def start(self, *arguments: str) -> subprocess.Popen:
         with (self.directory / "out").open("a") as out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 rlexp_command(*arguments), cwd=self.directory, env=self.env, stdout=out, stderr=subprocess.STDOUT
             )
+        self.started.append(process)
+        return process
 
     def run(self, *arguments: str, code: int = 0) -> str:
         process = self.start(*arguments)
@@ -103,7 +106,11 @@ class Sweeps:
 
 @pytest.fixture
 def sweeps(tmp_path, cluster):
-    yield Sweeps(tmp_path, cluster)
+    here = Sweeps(tmp_path, cluster)
+    yield here
+    for process in here.started:  # after a failure; else they are gone
+        process.kill()
+        process.wait()
     cluster("scancel", "--user=root", check=False)
     cluster.wait_until(lambda: not cluster("squeue", "--noheader").strip(), "the queue to be empty", timeout_s=120)
 
