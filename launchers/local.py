@@ -12,7 +12,7 @@ from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, Pack
-from rlexp.sweep.supervise import Ended, Run, show, supervise
+from rlexp.sweep.supervise import Ended, Run, caught_up, show, supervise
 from rlexp.sweep.worker import Task
 
 SUBMITS = False  # a job without -m runs in the process that was started
@@ -46,6 +46,7 @@ def make(config: Config) -> Run:
         from rlexp.sweep.packs import Programs, train, unfinished  # JAX is imported only now
 
         worker.wait_for_others(sweep_dir)
+        over = caught_up(over, sweep_dir, manifest)
         left = [pack for pack in (unfinished(whole, sweep_dir, over) for whole in packs) if pack]
         with stop_on_signals() as stop:
             if config.workers is None:

@@ -324,7 +324,7 @@ class _Found(NamedTuple):
 def _candidates(directory: AnyPath) -> list[_Found]:
     """Checkpoints of a directory and of the pack that it points to, newest first; of equals its own."""
     found = [_Found(directory / str(update), None) for update in _steps(directory)]
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # a killed process may have left half of one
         pointer = json.loads(store.read_text(directory / _POINTER))
         pack = store.join(directory, pointer["directory"])
         found += [_Found(pack / str(update), pointer["member"]) for update in _steps(pack)]

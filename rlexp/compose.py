@@ -59,7 +59,8 @@ def searched(hydra: Any) -> list[str]:
 
 
 def _searchpath(places: Sequence[str]) -> list[str]:
-    return [f"hydra.searchpath=[{','.join(map(_in_quotes, places))}]"]
+    plain = [place if re.fullmatch(r"[\w:/.-]+", place) else _in_quotes(place) for place in places]
+    return [f"hydra.searchpath=[{','.join(plain)}]"]
 
 
 def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -151,7 +152,8 @@ def quoted(key: str, value: str) -> str:
 
 
 def _in_quotes(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    """Backslashes are themselves, but before a quote or at the end."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), value)
     return f"'{escaped}'"
 
 

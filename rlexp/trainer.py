@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlexp import distributed, hardware, program, rundir, store
+from rlexp.config import ConfigError
 from rlexp.evaluate import Episodes, episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
 from rlexp.layout import Layout
@@ -101,9 +102,16 @@ def train_pack(
     first_update, earlier_wall_s = (restored.update, restored.meta["wall_s"]) if restored else (0, 0.0)
     first_env_steps = lead.env_steps(first_update) if restored else 0
     is_lead = distributed.is_lead()
+    lost = dict(lost)
+    for i, member in enumerate(members) if is_lead else ():
+        if i not in lost:
+            try:
+                store.unlink(member.dir / "summary.json")  # it says how the run ended, and the run goes on
+            except OSError as error:
+                lost[i] = f"{type(error).__name__}: {error}"
+                if len(lost) == len(members):
+                    raise
     here = {i: member for i, member in enumerate(members) if i not in lost}
-    for member in here.values() if is_lead else ():
-        store.unlink(member.dir / "summary.json")  # it says how the run ended, and the run goes on
     infos = [
         RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s)
         for m in here.values()
@@ -126,9 +134,11 @@ def train_pack(
     }
     objectives: list[float | None] = restored.meta["objectives"] if restored else [None] * len(members)
     # Member -> why it is trained no more. Its part of the program runs on; nobody looks at it.
-    failed = dict(lost)
-    if restored and len(members) > 1:
-        failed |= {int(i): why for i, why in restored.meta["failed"].items()}
+    earlier = restored.meta["failed"] if restored and len(members) > 1 else {}
+    failed = {int(i): why for i, why in earlier.items()} | lost
+    places = {i: place for place, i in enumerate(here)}  # in the display
+    for i in failed.keys() & here:
+        progress.fail(places[i])
     saver = None
     try:
         # 2. Compile, once.
@@ -153,11 +163,12 @@ def train_pack(
             if len(failed) == len(members) or jax.process_count() > 1:
                 raise error
             progress.warn(f"{members[i].dir}: {failed[i]}; the others go on")
+            progress.fail(places[i])
             one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), traced.abstract_run)
             folder = store.checkpoints(members[i].dir)
             saver.wait()
-            good = checkpoint.restore(folder, one, warn=progress.warn)
-            with contextlib.suppress(OSError):  # its disk is full, perhaps
+            with contextlib.suppress(OSError, ConfigError):  # its disk is full, perhaps
+                good = checkpoint.restore(folder, one, warn=progress.warn)
                 checkpoint.leave_pack(folder)  # which saves this member's numbers from now on too
                 if good is not None:
                     checkpoint.put(config.checkpoint, folder, good.update, good.run, good.meta, objectives[i])

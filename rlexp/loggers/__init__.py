@@ -3,7 +3,7 @@
 Only metrics.jsonl can stop a run. The others warn once and fall silent. Nothing heavy is imported with this module.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -50,7 +50,7 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
 
     Raises:
       ConfigError: tensorboardX is asked for and not installed.
-      OSError: metrics.jsonl cannot be opened. Of several, that one's Logger raises it when it gets its first line.
+      OSError: metrics.jsonl cannot be opened or read. Of several, that one's Logger raises it when it gets its first line.
     """
     check(config)
     for info in infos:
@@ -65,7 +65,7 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
     for info, record, run, copied in zip(infos, records, runs, mirrors, strict=True):
         members = [record, run]  # the record first: the curve is drawn from it
         if config.tensorboard:
-            members.append(never_fatal("TensorBoard", tensorboard.make(info), display.warn))
+            members.append(_events(info, display.warn))
         if config.curve:
             members.append(never_fatal("curve.png", curve.make(info.dir), display.warn))
         if copied:
@@ -77,15 +77,23 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
 def _record(info: RunInfo, *, alone: bool) -> Logger:
     try:
         return jsonl.make(info.dir / jsonl.NAME, start_env_steps=info.start_env_steps)
-    except OSError as error:
-        if alone:
-            raise
-        failure = error
+    except (OSError, ValueError) as error:
+        failure = error if isinstance(error, OSError) else OSError(str(error))
+    if alone:
+        raise failure
 
     def log(_: Row) -> None:
         raise failure
 
     return Logger(log)
+
+
+def _events(info: RunInfo, warn: Callable[[str], None]) -> Logger:
+    try:
+        return never_fatal("TensorBoard", tensorboard.make(info), warn)
+    except OSError as error:
+        warn(f"TensorBoard is off: {error}; the run goes on, its metrics are in metrics.jsonl")
+        return Logger(log=lambda _: None)
 
 
 def silent(num_members: int) -> tuple[list[Logger], Progress]:

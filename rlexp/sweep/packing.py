@@ -77,7 +77,8 @@ def packs(
         on_the_host = _on_the_host(group[0])
         size = 1 if on_the_host else max_pack or len(group)
         if pack == "require" and (on_the_host or min(size, len(group)) == 1 < len(jobs)):
-            why = "its environments run on the host" if on_the_host else "it shares its program with no other"
+            why = "launcher.max_pack is 1" if max_pack == 1 else "it shares its program with no other"
+            why = "its environments run on the host" if on_the_host else why
             raise ConfigError(
                 f"launcher.pack: require, but job {group[0].number} ({' '.join(group[0].overrides)}) trains alone: {why}; "
                 "allowed: auto|off|require"

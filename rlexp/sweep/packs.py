@@ -42,13 +42,14 @@ class Programs:
 def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs) -> None:
     """Trains the jobs; the record and each job's summary.json say how each of them ended."""
     folder = sweep_dir / PACKS / name(pack)
+    lost: dict[int, str] = {}  # member -> why its directory cannot be used
     try:
         home = pack[0].dir if len(pack) == 1 else folder
         first = _on_as_many_devices(pack[0], home)
         lead = session.prepare(first.node, first.config, first.modules, None, num_members=len(pack))
         built = [lead, *(experiments.build(job.node) for job in pack[1:])]
         with contextlib.ExitStack() as held:
-            run_ids, lost = _open_all(pack, held)
+            run_ids = _open_all(pack, held, lost)
             members = [
                 Member(experiment, job.dir, run_ids.get(i, ""))
                 for i, (job, experiment) in enumerate(zip(pack, built, strict=True))
@@ -71,7 +72,7 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
         if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
             raise  # most likely another process died; whoever started this one starts it again
         why = session.remedy(error)
-        record.settle({job.number: {"status": "failed", "error": why} for job in pack})
+        record.settle({job.number: {"status": "failed", "error": lost.get(i, why)} for i, job in enumerate(pack)})
         return
     record.settle({job.number: _outcome(summary) for job, summary in zip(pack, summaries, strict=True)})
     if all(summary["status"] in OVER for summary in summaries):
@@ -132,9 +133,9 @@ def _remove(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def _open_all(pack: Sequence[Job], held: contextlib.ExitStack) -> tuple[dict[int, str], dict[int, str]]:
-    """{member: run id}, and {member: why its directory cannot be used}. Raises ConfigError or OSError where none can."""
-    run_ids, lost = dict[int, str](), dict[int, str]()
+def _open_all(pack: Sequence[Job], held: contextlib.ExitStack, lost: dict[int, str]) -> dict[int, str]:
+    """{member: run id} of those whose directory can be used; the others get into `lost`. Raises where none can."""
+    run_ids = {}
     for i, job in enumerate(pack):
         try:
             run_ids[i] = _opened(job, held)
@@ -142,7 +143,7 @@ def _open_all(pack: Sequence[Job], held: contextlib.ExitStack) -> tuple[dict[int
             lost[i] = session.remedy(error)
             if len(lost) == len(pack):
                 raise
-    return run_ids, lost
+    return run_ids
 
 
 def _opened(job: Job, held: contextlib.ExitStack) -> str:

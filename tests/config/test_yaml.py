@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from support import build
 
 from rlexp import compose
@@ -124,6 +125,14 @@ def test_a_folder_of_ones_own_is_searched_first(tmp_path):
     assert node["seed"] == 41
     with pytest.raises(ConfigError, match="no such option"):
         compose.compose_node(["experiment=mine"])
+
+
+@pytest.mark.parametrize(
+    "value", ["back\\slash", "end\\", "q'x", "a\\'b", "a\\\\'b\\\\", "${seed}", "[a, {b: $c}]", "two\nlines"]
+)
+def test_in_quotes_a_value_is_itself(value):
+    (override,) = OverridesParser.create().parse_overrides([compose.quoted("key", value)])
+    assert override.value() == value
 
 
 def test_the_command_line_wins_over_a_resumed_runs_overrides():

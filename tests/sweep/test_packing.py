@@ -63,6 +63,8 @@ def test_jobs_whose_environments_are_on_the_host_are_never_packed(monkeypatch):
 
 
 def test_require_refuses_a_job_that_is_alone():
+    with pytest.raises(ConfigError, match=r"job 0 \(seed=1\) trains alone: launcher\.max_pack is 1"):
+        packs(jobs("seed=1", "seed=2"), pack="require", max_pack=1)
     assert len(packs(jobs("seed=1", "seed=2"), pack="require", max_pack=None)) == 1
     with pytest.raises(
         ConfigError, match=r"launcher.pack: require, but job 1 \(algo=pqn\) .* shares .* auto\|off\|require"

@@ -8,9 +8,12 @@ from pathlib import Path
 import jax
 from support import assert_same, build, rows, train, without_clock
 
+from launchers import local
 from rlexp import checkpoint, rundir, store
+from rlexp.loggers import progress
 from rlexp.stop import Stop
-from rlexp.sweep import packs
+from rlexp.sweep import packs, worker
+from rlexp.sweep.journal import Journal
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job
 
@@ -88,37 +91,82 @@ class StopAfter(Stop):
         return "SIGTERM" if self._looks < 0 else None
 
 
-def test_a_member_whose_directory_cannot_be_used_fails_alone(tmp_path):
-    """One is a file, one is locked by a process that goes on with it alone, one has no place for metrics, from the start or
-    when a pack goes on: the others end as if they had been undisturbed."""
-    small, programs = [*SMALL, "logger.progress=off"], packs.Programs()
+def test_a_member_whose_directory_cannot_be_used_fails_alone(tmp_path, monkeypatch):
+    """One is a file, one is locked by a process that goes on with it alone, one has no place for metrics or checkpoints, from
+    the start or when a pack goes on: the others end as if they had been undisturbed."""
+    small, programs, red = [*SMALL, "logger.progress=off"], packs.Programs(), []
 
     def train(directory: Path, stop: Stop) -> list[Entry]:
         manifest = Manifest(directory)
         packs.train(four(directory, manifest, *small), directory, manifest, stop=stop, programs=programs)
         return manifest.jobs()
 
-    for name in ("undisturbed", "start", "later"):
-        (tmp_path / name).mkdir()
+    def display(kind, infos):
+        return make(kind, infos)._replace(fail=lambda i: red.append(infos[i].dir.name))
+
+    make = progress.make
+    monkeypatch.setattr(progress, "make", display)
+    (tmp_path / "undisturbed").mkdir()
     assert [e.status for e in train(tmp_path / "undisturbed", Stop())] == ["finished"] * 4
-    later = train(tmp_path / "later", StopAfter(2))
-    assert [(e.status, e.attempt) for e in later] == [("stopped", 1)] * 4
-    shutil.rmtree(tmp_path / "later/0")
-    (tmp_path / "later/2/metrics.jsonl").unlink()
-    for directory in (tmp_path / "start", tmp_path / "later"):
+    for name, obstacle, said in (
+        ("start", lambda member: (member / "metrics.jsonl").mkdir(), "Is a directory"),
+        ("start too", lambda member: (member / "checkpoints").touch(), "checkpoints"),
+        ("later", lambda member: (member / "metrics.jsonl").write_text("nonsense\n"), "line 1: not a JSON object"),
+        ("later too", lambda member: (member / "summary.json").mkdir(), "Is a directory"),
+    ):
+        directory = tmp_path / name
+        directory.mkdir()
+        if name.startswith("later"):
+            stopped = train(directory, StopAfter(2))
+            assert [(e.status, e.attempt) for e in stopped] == [("stopped", 1)] * 4
+            shutil.rmtree(directory / "0")
+            (directory / "2/summary.json").unlink()
         (directory / "0").touch()
-        (directory / "2/metrics.jsonl").mkdir(parents=True)
-        (directory / "3").mkdir(exist_ok=True)
+        for member in (directory / "2", directory / "3"):
+            member.mkdir(exist_ok=True)
+        obstacle(directory / "2")
         before = sorted(path.name for path in (directory / "3").iterdir())
+        red.clear()
         with rundir.lock(directory / "3"):
             ended = train(directory, Stop())
         assert [e.status for e in ended] == ["failed", "finished", "failed", "failed"]
-        said = [e.error or "" for e in ended]
-        assert "cannot write to" in said[0] and "Is a directory" in said[2] and "another process is running" in said[3]
+        errors = [e.error or "" for e in ended]
+        assert "cannot write to" in errors[0] and "another process is running" in errors[3]
+        assert said in errors[2]
+        assert red == ["2"] * (name != "later too")  # there the display does not know of it
         assert sorted({*before, ".lock"}) == sorted(path.name for path in (directory / "3").iterdir())
         assert_same(directory / "1", tmp_path / "undisturbed/1")
         assert not (directory / "packs").exists()
     assert json.loads((tmp_path / "later/1/summary.json").read_text())["resumed_from"] == 512
+
+
+def test_where_no_directory_can_be_used_each_job_has_its_own_reason(tmp_path):
+    manifest = Manifest(tmp_path)
+    found = four(tmp_path, manifest)
+    for job in found[1:]:
+        job.dir.touch()
+    found[0].dir.mkdir()
+    with rundir.lock(found[0].dir):
+        packs.train(found, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
+    assert [(e.status, f"{tmp_path / str(e.number)}'" in (e.error or "")) for e in manifest.jobs()] == [
+        ("failed", True)
+    ] * 4
+
+
+def test_what_workers_of_an_earlier_parent_wrote_is_known(tmp_path, monkeypatch):
+    """The parent was killed before it read that a job had finished: the same line, without workers, does not train it again."""
+    manifest, trained = Manifest(tmp_path), []
+    found = four(tmp_path, manifest)
+    task = worker.write(found, tmp_path, manifest)
+    record = Journal(task.journal)
+    record.settle({0: {"status": "finished", "objective": 7.0}, 1: {"status": "stopped", "objective": 1.0}})
+    record.close()
+    monkeypatch.setattr(packs, "train", lambda pack, *_, **__: trained.extend(job.number for job in pack))
+    local.make(found[0].config.launcher)([found], set(), tmp_path, manifest)
+    assert trained == [1, 2, 3]
+    manifest.change([1], status="finished", objective=9.0)
+    worker.fold_all(tmp_path, manifest)  # nothing of it is told twice
+    assert [(e.status, e.objective) for e in manifest.jobs()][:2] == [("finished", 7.0), ("finished", 9.0)]
 
 
 def test_packs_with_the_same_program_are_compiled_once(tmp_path, monkeypatch):
