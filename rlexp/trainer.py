@@ -232,13 +232,12 @@ def train_pack(
             saver.save(update, run, meta_now(), float(np.mean(known)) if known else None)
             saved, saved_update = time.perf_counter(), update
 
-        if directory != members[0].dir:
-            for i in [i for i in here if i not in failed]:
-                try:
-                    folder = store.checkpoints(members[i].dir)
-                    checkpoint.point_to_pack(config.checkpoint, folder, store.checkpoints(directory), i)
-                except OSError as error:
-                    fail(i, error)
+        for i in [i for i, member in here.items() if member.dir != directory and i not in failed]:
+            try:
+                folder = store.checkpoints(members[i].dir)
+                checkpoint.point_to_pack(config.checkpoint, folder, store.checkpoints(directory), i)
+            except OSError as error:
+                fail(i, error)
 
         # 3. Train.
         (stopping,) = distributed.any_of(stop.reason is not None)
