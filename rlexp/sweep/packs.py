@@ -76,7 +76,7 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
         return
     record.settle({job.number: _outcome(summary) for job, summary in zip(pack, summaries, strict=True)})
     if all(summary["status"] in OVER for summary in summaries):
-        _remove(folder)  # each has its own part of it
+        _remove(folder)  # each has its own part of it; one that was lost begins again if it is retried
 
 
 def _saved(job: Job, home: Path) -> dict[str, Any] | None:
