@@ -288,9 +288,8 @@ def test_bad_input_leaves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_sweeps_in_the_same_second_and_two_in_one_place(tmp_path, monkeypatch):
+def test_two_sweeps_in_the_same_second_and_two_in_one_place(tmp_path):
     """Each has a directory of its own; where both name the same one, the second is refused in a line."""
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     command = rlexp_command("-m", *SMALL, "total_env_steps=64000", "eval.every_env_steps=64000", "seed=1,2", *QUIET)
 
     def start(*arguments: str) -> subprocess.Popen:

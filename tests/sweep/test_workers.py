@@ -63,9 +63,8 @@ def started(directory: Path, *more: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_whatever_is_killed_nothing_is_lost(tmp_path, monkeypatch):
+def test_whatever_is_killed_nothing_is_lost(tmp_path):
     """A worker, then the parent, then a signal to the parent; at last in one process. As if nothing had happened."""
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # half of the time is compilation
     first = started(tmp_path)
     saved_once(tmp_path, first)
     victim, _ = alive(tmp_path)
@@ -99,8 +98,7 @@ def test_whatever_is_killed_nothing_is_lost(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_cancel_ends_the_parent_and_its_workers_which_save(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+def test_cancel_ends_the_parent_and_its_workers_which_save(tmp_path):
     process = started(tmp_path, "total_env_steps=1280000")
     saved_once(tmp_path, process)
     command = [sys.executable, "-m", "rlexp.sweep", "cancel", str(tmp_path / "sweep")]
