@@ -18,6 +18,13 @@ from rlexp.stop import Stop
 from rlexp.trainer import Member, Resume, train_pack
 
 QUIET = ("logger=quiet", "compilation_cache=null")
+SMALL = (  # ten updates and three lines, by default PPO on CartPole
+    "algo.num_steps=16",
+    "network.hidden=[8]",
+    "eval.num_episodes=2",
+    "eval.every_env_steps=256",
+    "total_env_steps=640",
+)
 
 
 def build(*overrides: str) -> Experiment:

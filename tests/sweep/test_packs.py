@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import jax
-from support import assert_same, build, rows, train, without_clock
+from support import SMALL, assert_same, build, rows, train, without_clock
 
 from launchers import local
 from rlexp import checkpoint, rundir, store
@@ -16,14 +16,6 @@ from rlexp.sweep import packs, worker
 from rlexp.sweep.journal import Journal
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job
-
-SMALL = (
-    "algo.num_steps=16",
-    "network.hidden=[8]",
-    "eval.num_episodes=2",
-    "eval.every_env_steps=256",
-    "total_env_steps=640",
-)
 
 
 def four(directory: Path, manifest: Manifest, *overrides: str) -> list[Job]:

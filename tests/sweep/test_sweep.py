@@ -10,17 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import QUIET, assert_same, command_line, environment, rlexp_command, rows, saved, without_clock
+from support import QUIET, SMALL, assert_same, command_line, environment, rlexp_command, rows, saved, without_clock
 
 from rlexp.sweep.manifest import Entry, Manifest
-
-SMALL = (
-    "algo.num_steps=16",
-    "network.hidden=[8]",
-    "eval.num_episodes=2",
-    "eval.every_env_steps=256",
-    "total_env_steps=640",
-)
 
 SAVED_OFTEN = (
     "algo.hp.lr=1e-3,3e-3",
