@@ -29,10 +29,16 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     sweep_dir.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_RUN_GROUP", sweep_dir.name)  # which logger.wandb.group reads
     compositions = Compositions(launcher.hydra_context.config_loader, config)
-    composed = [_compose(compositions, overrides, first + i) for i, overrides in enumerate(job_overrides)]
+
+    def compose_job(number: int) -> DictConfig:
+        return _compose(compositions, job_overrides[number - first], number)
+
+    numbers = range(first, first + len(job_overrides))
     if launcher.pack == "off" or "launcher" not in config:  # as Hydra's own launcher, and for any application
+        composed = [compose_job(number) for number in numbers]
         return [_run_job(launcher, one, launcher.task_function) for one in composed]
-    jobs = [_job(one, overrides) for one, overrides in zip(composed, job_overrides, strict=True)]
+    # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
+    jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
     settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
     elsewhere = module.elsewhere(settings)
     before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
@@ -58,15 +64,17 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     module.make(settings)(given, over, sweep_dir, manifest)
     over |= {job.number for group in given for job in group}
     done: dict[int, JobReturn] = {}
-    for job, one in zip(jobs, composed, strict=True):
+    for job in jobs:
         if job.number not in over:
             manifest.change([job.number], again=True, status="running")
-            done[job.number] = returned = _run_job(launcher, one, _alone(job, launcher.task_function))
+            returned = _run_job(launcher, compose_job(job.number), _alone(job, launcher.task_function))
             manifest.change([job.number], **_ended(returned))
+            done[job.number] = _without_config(returned)
     entries = {entry.number: entry for entry in manifest.jobs()}
-    for job, one in zip(jobs, composed, strict=True):
+    for job in jobs:
         if job.number not in done:
-            done[job.number] = _run_job(launcher, one, _as_it_ended(entries[job.number]))
+            returned = _run_job(launcher, compose_job(job.number), _as_it_ended(entries[job.number]))
+            done[job.number] = _without_config(returned)
     if all(entry.status == "finished" for entry in entries.values()):
         from rlexp.sweep.packs import remove_all
 
@@ -116,6 +124,12 @@ def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], A
         returned = JobReturn(overrides=list(composed.hydra.overrides.task), cfg=composed, status=JobStatus.FAILED)
         returned.return_value = JobFailed(f"job {composed.hydra.job.num}: {error}")
     configure_log(launcher.config.hydra.hydra_logging, launcher.config.hydra.verbose)
+    return returned
+
+
+def _without_config(returned: JobReturn) -> JobReturn:
+    """For sweepers, which read how a job ended; callbacks have seen its configuration."""
+    returned.cfg = returned.hydra_cfg = None
     return returned
 
 

@@ -107,6 +107,34 @@ def saved(run_dir: Path) -> tuple[int, dict[str, np.ndarray]]:
 def assert_same(ours: Path, theirs: Path) -> None:
     """Two runs ended alike, bit for bit."""
     (update, got), (wanted_update, wanted) = saved(ours), saved(theirs)
-    assert update == wanted_update
+    assert update == wanted_update and wanted.keys() == got.keys()
     assert [k for k in wanted if wanted[k].tobytes() != got[k].tobytes()] == []
     assert without_clock(rows(ours)) == without_clock(rows(theirs))
+
+
+_HELD_SAVE = """
+import time
+from pathlib import Path
+
+from rlexp import checksums
+from rlexp.checkpoint import *
+
+write = checksums.write
+
+def held(step, parts):
+    if step.name.startswith("{update}.") and not Path("{place}/saving").exists():
+        Path("{place}/saving").touch()
+        while not Path("{place}/go_on").exists():
+            time.sleep(0.01)
+    write(step, parts)
+
+checksums.write = held
+"""
+
+
+def hold_save(directory: Path, update: int) -> str:
+    """Makes a checkpoint module, and gives its name: the first save of the update waits until there is a file `go_on`, once it
+    has written all files and before their directory has its final name. Then there is a file `saving`.
+    """
+    (directory / "held_save.py").write_text(_HELD_SAVE.format(update=update, place=directory))
+    return "held_save"

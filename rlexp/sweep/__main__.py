@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -39,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not (directory / NAME).exists():
         print(f"rlexp.sweep: {str(chosen.directory)!r} holds no sweep (it has no {NAME})", file=sys.stderr)
         return 2
-    manifest = Manifest(directory)
     try:
+        manifest = Manifest(directory)
         worker.fold_all(directory, manifest)
         if chosen.what == "status":
             _print(manifest)
@@ -66,14 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _go_on(manifest: Manifest, directory: Path) -> None:
     """The same command line, in the same place. Does not return where it can be run."""
-    command = manifest.recall("command")
+    command, cwd = _known(manifest, "command"), _known(manifest, "cwd")
     many = {"-m", "--multirun"} & set(command)
     where = "hydra.sweep.dir" if many else "hydra.run.dir"  # else one job that was submitted
     again = [x for x in command if override_key(x) not in (where, "resume", "launcher.detach")]
     again += [quoted(where, str(directory)), *([] if many else ["resume=auto"])]
-    os.chdir(manifest.recall("cwd"))
+    os.chdir(cwd)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "rlexp", *again])
+
+
+def _known(manifest: Manifest, name: str) -> Any:
+    """What the sweep remembered when it began. Raises ConfigError where it was killed before."""
+    if (found := manifest.recall(name)) is None:
+        raise ConfigError(f"{manifest.path.parent}: this sweep had hardly begun; give its own command line again")
+    return found
 
 
 def _cancel(manifest: Manifest, directory: Path) -> None:
@@ -86,7 +94,7 @@ def _cancel(manifest: Manifest, directory: Path) -> None:
         os.kill(owner["pid"], signal.SIGTERM)
         while manifest.owner():
             time.sleep(0.2)
-    load_module(manifest.recall("launcher"), "launcher").cancel(manifest)
+    load_module(_known(manifest, "launcher"), "launcher").cancel(manifest)
     worker.fold_all(directory, manifest)
     left = [job.number for job in manifest.jobs() if job.status in ("pending", "running")]
     manifest.change(left, status="stopped")

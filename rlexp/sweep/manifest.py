@@ -60,9 +60,20 @@ class Manifest:
     """The jobs of one sweep directory. Each change is one transaction, so a killed process leaves it whole."""
 
     def __init__(self, directory: Path):
+        """Raises ConfigError where there is a file of this name that is not such a manifest."""
         self.path = directory / NAME
-        self._connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
-        self._connection.executescript(_TABLES)
+        try:
+            self._connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+            self._connection.executescript(_TABLES)
+            columns = [name for _, name, *_ in self._connection.execute("pragma table_info(jobs)")]
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(
+                f"{self.path}: this is not the manifest of a sweep, or cannot be read: {error}"
+            ) from error
+        if missing := set(Entry._fields).difference(columns):
+            raise ConfigError(
+                f"{self.path}: another version of rlexp made this; it has no {', '.join(sorted(missing))}"
+            )
 
     def jobs(self) -> list[Entry]:
         """All of them, by number."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import wandb_file
 from slurm_cluster import Cluster
-from support import assert_same, environment, rlexp_command, rows
+from support import assert_same, environment, hold_save, rlexp_command, rows
 
 from rlexp.sweep.manifest import Entry, Manifest
 
@@ -224,12 +224,27 @@ def test_a_node_is_given_up(sweeps, cluster, undisturbed):
     assert_nothing_lost(sweeps, undisturbed)
 
 
-def test_urgent_jobs_preempt(sweeps, cluster, undisturbed):
-    parent = sweeps.start("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
-    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+def test_urgent_jobs_preempt_within_a_save(sweeps, cluster, undisturbed):
+    module = hold_save(sweeps.directory, 3000)
+    sweeps.env["PYTHONPATH"] += os.pathsep + str(sweeps.directory)
+    parent = sweeps.start(
+        "-m",
+        "hydra.sweep.dir=sweep",
+        *SMALL,
+        *LONG,
+        "launcher=slurm",
+        "algo.num_epochs=1",
+        f"checkpoint.module={module}",
+    )
+    sweeps.wait((sweeps.directory / "saving").exists, "it to save")
     (job,) = sweeps.in_slurm()
     cluster("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    told = "PreemptTime=None"
+    sweeps.wait(lambda: told not in cluster("scontrol", "show", "job", "--oneliner", job), "it to be told to make room")
+    assert sweeps.newest() == []
+    (sweeps.directory / "go_on").touch()
     sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "it to make room")
+    assert min(sweeps.newest()) >= 3000
     sweeps.wait(lambda: sweeps.soon() or job in sweeps.in_slurm(), "it to run again")
     assert parent.wait(400) == 0, sweeps.said()
     assert sweeps.starts() == 2

@@ -309,14 +309,6 @@ def test_many_digits_are_for_machines(tmp_path):
     assert table(directory, "configurations")[0]["a"] == exact
 
 
-def test_no_sweep_is_told_in_one_line(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"rlexp.sweep: {str(tmp_path)!r} holds no sweep (it has no sweep.sqlite)"
-    ]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path, capsys):
     directory = made_up(tmp_path / "s", two_rates())
     (directory / "report").write_text("in the way")

@@ -10,7 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import QUIET, SMALL, assert_same, command_line, environment, rlexp_command, rows, saved, without_clock
+from support import (
+    QUIET,
+    SMALL,
+    assert_same,
+    command_line,
+    environment,
+    hold_save,
+    rlexp_command,
+    rows,
+    saved,
+    without_clock,
+)
 
 from rlexp.sweep.manifest import Entry, Manifest
 
@@ -136,12 +147,6 @@ def test_stopped_with_a_failed_member_it_goes_on(tmp_path):
     assert steps[: len(reached)] == reached and steps == sorted(set(steps)) and steps[-1] == 64_000
 
 
-def test_no_sweep_is_told_in_one_line(tmp_path):
-    assert status(tmp_path, "status", code=2).splitlines() == [
-        f"rlexp.sweep: {str(tmp_path)!r} holds no sweep (it has no sweep.sqlite)"
-    ]
-
-
 def status(directory: Path, what: str, *, code: int = 0) -> str:
     command = [sys.executable, "-m", "rlexp.sweep", what, str(directory)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280)
@@ -187,35 +192,15 @@ def test_a_pack_that_was_interrupted_goes_on_in_another_sweep_line(tmp_path, cha
     assert not (tmp_path / "sweep/packs").exists()
 
 
-# The save of update 40 takes long, the first time: the files are written, and the directory has not its final name yet.
-SLOW_SAVE = """
-import time
-from pathlib import Path
-
-from rlexp import checksums
-from rlexp.checkpoint import *
-
-write = checksums.write
-
-def slowly(step, parts):
-    if step.name.startswith("40.") and not Path("saving").exists():
-        Path("saving").touch()
-        time.sleep(8)
-    write(step, parts)
-
-checksums.write = slowly
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["with grace", "and killed before it is over"])
 def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
     """SIGTERM while a pack is being saved, and then, as the case may be, SIGKILL: nothing is lost."""
     (tmp_path / "a").mkdir()
     sweep(tmp_path / "a", *SAVED_OFTEN)
-    (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
+    module = hold_save(tmp_path, 40)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = rlexp_command("-m", "hydra.sweep.dir=sweep", *SMALL, *SAVED_OFTEN, "checkpoint.module=slow_save", *QUIET)
+    command = rlexp_command("-m", "hydra.sweep.dir=sweep", *SMALL, *SAVED_OFTEN, f"checkpoint.module={module}", *QUIET)
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
     until = time.monotonic() + 200
     while not (tmp_path / "saving").exists():
@@ -229,6 +214,7 @@ def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
         assert list(tmp_path.glob("sweep/packs/*/checkpoints/40.*tmp*"))
         assert not list(tmp_path.glob("sweep/packs/*/checkpoints/40"))
     else:
+        (tmp_path / "go_on").touch()
         assert process.wait(100) == 0
         assert list(tmp_path.glob("sweep/packs/*/checkpoints/40"))
     assert [e.status for e in jobs(tmp_path)] == ["running" if killed else "stopped"] * 2

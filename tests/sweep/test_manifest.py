@@ -1,0 +1,50 @@
+"""`python -m rlexp.sweep` in a directory that holds no sweep of ours."""
+
+import sqlite3
+
+import pytest
+
+from rlexp.sweep.__main__ import main
+from rlexp.sweep.manifest import NAME, Manifest
+
+VERBS = ("status", "report", "resume", "retry", "sync", "cancel")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_sweep_is_told_in_one_line(tmp_path, capsys, verb):
+    assert main([verb, str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"rlexp.sweep: {str(tmp_path)!r} holds no sweep (it has no sweep.sqlite)"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_another_file_is_told_in_one_line(tmp_path, capsys, verb):
+    (tmp_path / NAME).write_text("what somebody wrote there\n" * 100)
+    assert main([verb, str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rlexp.sweep: {tmp_path / NAME}: this is not the manifest of a sweep, or cannot be read: ")
+    assert (tmp_path / NAME).read_text().startswith("what somebody wrote there")
+
+
+def test_another_version_is_told_in_one_line(tmp_path, capsys):
+    connection = sqlite3.connect(tmp_path / NAME)
+    connection.execute(
+        "create table jobs (number integer primary key, overrides text, dir text, pack text, status text)"
+    )
+    connection.close()
+    assert main(["status", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "another version of rlexp made this; it has no attempt, error, fingerprint, objective, run_id" in line
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_sweep_that_was_killed_at_its_very_beginning(tmp_path, capsys, verb):
+    Manifest(tmp_path).remember("command", ["-m", "seed=1,2"])
+    code, said = main([verb, str(tmp_path)]), capsys.readouterr().err
+    if verb in ("resume", "retry", "cancel"):
+        assert code == 2
+        assert said == f"rlexp.sweep: {tmp_path}: this sweep had hardly begun; give its own command line again\n"
+    else:
+        assert code == 0 and said == ""
