@@ -29,7 +29,7 @@ ENV = {"WANDB_MODE": "disabled"}
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """Whole processes, with a warm compilation cache; the bare program and a pack's training, in this process."""
-    seeds, steps, num_composed, num_in_memory = (2, 2_000, 8, 8) if quick else (SEEDS, 100_000, 200, 1000)
+    seeds, steps, num_composed, num_in_memory = (2, 2_000, 8, 8) if quick else (SEEDS, 100_000, 1000, 1000)
     lrs, count = ",".join(map(str, LRS)), len(LRS) * seeds
     cache = quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))
     common = [f"total_env_steps={steps}", *QUIET, cache]
