@@ -63,18 +63,22 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     manifest.settle({number: {"pack": pack} for number, pack in packed.items() if known[number].pack != pack})
     module.make(settings)(given, over, sweep_dir, manifest)
     over |= {job.number for group in given for job in group}
+
+    def run(job: Job, task: Callable[[DictConfig], Any]) -> JobReturn:
+        returned = _run_job(launcher, compose_job(job.number), task)
+        returned.cfg = returned.hydra_cfg = None  # callbacks have seen it; sweepers read how the job ended
+        return returned
+
     done: dict[int, JobReturn] = {}
     for job in jobs:
         if job.number not in over:
             manifest.change([job.number], again=True, status="running")
-            returned = _run_job(launcher, compose_job(job.number), _alone(job, launcher.task_function))
+            done[job.number] = returned = run(job, _alone(job, launcher.task_function))
             manifest.change([job.number], **_ended(returned))
-            done[job.number] = _without_config(returned)
     entries = {entry.number: entry for entry in manifest.jobs()}
     for job in jobs:
         if job.number not in done:
-            returned = _run_job(launcher, compose_job(job.number), _as_it_ended(entries[job.number]))
-            done[job.number] = _without_config(returned)
+            done[job.number] = run(job, _as_it_ended(entries[job.number]))
     if all(entry.status == "finished" for entry in entries.values()):
         from rlexp.sweep.packs import remove_all
 
@@ -124,12 +128,6 @@ def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], A
         returned = JobReturn(overrides=list(composed.hydra.overrides.task), cfg=composed, status=JobStatus.FAILED)
         returned.return_value = JobFailed(f"job {composed.hydra.job.num}: {error}")
     configure_log(launcher.config.hydra.hydra_logging, launcher.config.hydra.verbose)
-    return returned
-
-
-def _without_config(returned: JobReturn) -> JobReturn:
-    """For sweepers, which read how a job ended; callbacks have seen its configuration."""
-    returned.cfg = returned.hydra_cfg = None
     return returned
 
 
