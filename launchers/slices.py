@@ -18,7 +18,7 @@ from launchers import worker_scripts
 from launchers.gcloud import Gcloud, GcloudError, State
 from launchers.tarball import Tarball
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.supervise import PREEMPTIONS, Ended
+from rlexp.sweep.supervise import PREEMPTIONS, Ended, Why
 from rlexp.sweep.worker import AGAIN, Task
 
 FACT = "tpu slice "  # of the manifest: {task, job, kind, zone, project, queued}
@@ -130,7 +130,7 @@ class Keeper(threading.Thread):
                 self._setting.say(f"{self.name}: {error}; pack {task.name} goes on from its checkpoint")
                 self._remember(None, None)
                 if number > self._setting.preemptions:
-                    return Ended(f"was preempted {number} times (launcher.preemptions)", final=True)
+                    return Ended(f"was preempted {number} times (launcher.preemptions)", Why.HOPELESS)
         return None
 
     def _attempt(self, task: Task) -> Ended | None:

@@ -1,5 +1,6 @@
 """The parent of workers: starts them, folds their journals into the manifest, and starts again what died."""
 
+import enum
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -20,11 +21,20 @@ BUDGETS = (DEATHS, PREEMPTIONS)
 _POLL_S = 0.5
 
 
+class Why(enum.Enum):
+    """Why the process of a pack is gone, whose jobs are not over. Of all of these only ASKED is an end that somebody wants."""
+
+    DIED = enum.auto()  # by itself: it is started again, `retries` times
+    LOST = enum.auto()  # its machine went away, or its time there: it goes on, `preemptions` times
+    ASKED = enum.auto()  # a person ended it: its jobs are stopped
+    HOPELESS = enum.auto()  # another start would help no more: its jobs have failed
+
+
 class Ended(NamedTuple):
     """How the process of a task is gone. What it did is in its journal."""
 
     how: str  # after "its process"
-    final: bool = False  # it is not to be started again
+    why: Why = Why.DIED
 
 
 @runtime_checkable
@@ -50,13 +60,16 @@ def supervise(
     backend: Backend,
     *,
     retries: int,
+    preemptions: int = 0,
     stop: Stop,
     show: Callable[[Entry], None],
 ) -> None:
-    """Returns when all tasks are over, or, after a signal, when the backend has nothing left to wait for.
+    """Returns when all tasks are over or were stopped by a person, or, after a signal, when the backend has nothing left to
+    wait for.
 
     Args:
       retries: how often a pack is started again whose process died without a word.
+      preemptions: how often a pack goes on whose machine went away.
       show: called with each job whenever something new is known of it.
     """
     waiting, running = list(tasks), dict[str, Task]()
@@ -77,21 +90,37 @@ def supervise(
                 continue
             del running[task.name]
             left = [e for e in manifest.jobs() if e.number in task.numbers and e.status not in OVER]
-            if stopping:
-                manifest.change([entry.number for entry in left], status="stopped")
-            if not left or stopping or all(entry.status == "stopped" for entry in left):
+            how, why = gone[task.name]
+            if stopping or (
+                why is Why.DIED and all(entry.status == "stopped" for entry in left)
+            ):  # a worker was told to
+                why = Why.ASKED
+            if not left:
                 continue
-            deaths = (manifest.recall(DEATHS + task.name) or 0) + 1
-            manifest.remember(DEATHS + task.name, deaths)  # another parent goes on with the count
-            if deaths <= retries and not gone[task.name].final:
+            if why is Why.ASKED:
+                manifest.change([entry.number for entry in left], status="stopped")
+                continue
+            if _once_more(manifest, task, why, {Why.DIED: retries, Why.LOST: preemptions}):
+                manifest.change([entry.number for entry in left], status="pending")
+                print(f"pack {task.name}: its process {how}; it goes on", flush=True)
                 waiting.append(task)
                 continue
-            manifest.change([e.number for e in left], status="failed", error=f"its process {gone[task.name].how}")
+            manifest.change([e.number for e in left], status="failed", error=f"its process {how}")
             for entry in manifest.jobs():
                 if entry.number in {e.number for e in left}:
                     show(entry)
         if waiting or running:
             time.sleep(_POLL_S)
+
+
+def _once_more(manifest: Manifest, task: Task, why: Why, budgets: dict[Why, int]) -> bool:
+    """Counts the end of a process; whether the budget has another start. Another parent goes on with the count."""
+    if why not in budgets:
+        return False
+    count = {Why.DIED: DEATHS, Why.LOST: PREEMPTIONS}[why] + task.name
+    number = (manifest.recall(count) or 0) + 1
+    manifest.remember(count, number)
+    return number <= budgets[why]
 
 
 def caught_up(over: Collection[int], sweep_dir: Path, manifest: Manifest) -> set[int]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from rlexp import rundir, store
 from rlexp.config import Config, ConfigError, parse
 from rlexp.sweep import journal
-from rlexp.sweep.journal import Journal, Outcomes
+from rlexp.sweep.journal import Journal, Outcomes, Record
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job, name
 
@@ -146,12 +146,14 @@ def run(
     processes: dict[str, Any] | None = None,
     *,
     told: Callable[[Path], None] = lambda journal: None,
+    asked: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Trains a pack until it is over, or a signal stops it; whether it is to go on later.
 
     Args:
       processes: `processes` of the configuration, where several processes train the pack together.
       told: called with the journal whenever it has a new line.
+      asked: whether a signal that stopped it came from a person. Else its jobs are not "stopped" but "pending" again.
     """
     from rlexp import session  # JAX is imported only now
     from rlexp.stop import stop_on_signals
@@ -173,16 +175,30 @@ def run(
             pack = [_together(job, processes) for job in pack]
             session.connect(pack[0].config)  # before signals are ours: JAX takes SIGTERM when processes connect
         if pack[0].config.run != "train" or pack[0].resume_dir is not None:
-            packs.run_alone(pack[0], record)
+            packs.run_alone(pack[0], _Told(record, asked))
         else:
             with stop_on_signals() as stop:
-                packs.train(pack, sweep_dir, record, stop=stop, programs=packs.Programs())
+                packs.train(pack, sweep_dir, _Told(record, asked), stop=stop, programs=packs.Programs())
         return bool({job.number for job in pack} - journal.over(path))
 
 
 def _together(job: Job, processes: dict[str, Any]) -> Job:
     node = job.node | {"processes": job.node["processes"] | processes}
     return job._replace(node=node, config=parse(node, Config)[0])
+
+
+class _Told:
+    """The record of a worker that was told to stop, which says whether somebody asked for that."""
+
+    def __init__(self, record: Record, asked: Callable[[], bool]):
+        self._record, self._asked = record, asked
+
+    def settle(self, outcomes: Outcomes, *, again: bool = False) -> None:
+        """As `Record`."""
+        if any(values.get("status") == "stopped" for values in outcomes.values()) and not self._asked():
+            waits = {"stopped": {"status": "pending"}}
+            outcomes = {n: {**values, **waits.get(str(values.get("status")), {})} for n, values in outcomes.items()}
+        self._record.settle(outcomes, again=again)
 
 
 class _Nowhere:
