@@ -21,11 +21,11 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 COMPILED_QUICKLY := XLA_FLAGS=--xla_backend_optimization_level=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libtpu train test test-hydra14 test-slow check fmt bench pins clean FORCE
+.PHONY: help setup libtpu train test test-hydra14 test-slow test-all check fmt bench pins clean FORCE
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: ARGS (for train, bench, test, test-hydra14, test-slow), PYTHON, EXTRAS (for setup), WORKERS (for test)"
+	@echo "  Variables: ARGS (for train, bench, test, test-hydra14, test-slow, test-all), PYTHON, EXTRAS (for setup), WORKERS (for test)"
 
 setup: $(STAMP)  ## Make .venv with the pinned versions; EXTRAS=dev,envs,gpu adds the gpu extra
 
@@ -42,8 +42,12 @@ test-hydra14: $(STAMP) $(HYDRA14)/.stamp  ## The tests of sweeps, on Hydra 1.4
 	$(COMPILED_QUICKLY) RLEXP_HYDRA=$(HYDRA14_VERSION) PYTHONPATH=$(CURDIR)/$(HYDRA14) $(PYTEST) -o faulthandler_timeout=880 \
 	    -m "not slow or hydra14" --ignore tests/sweep/test_conformance.py tests/sweep $(ARGS)
 
-test-slow: $(STAMP) $(LIBTPU)/.stamp  ## The learning bars and whatever else takes long
-	$(PYTEST) -o faulthandler_timeout=880 -m slow $(ARGS)
+# With nothing named, one share of them: see tests/rotation.py.
+test-slow: $(STAMP) $(LIBTPU)/.stamp  ## Of the learning bars and whatever else takes long, today's share, or what ARGS names
+	$(PYTEST) -o faulthandler_timeout=880 -m slow $(or $(ARGS),--share=auto)
+
+test-all: test test-hydra14  ## Every test there is, an hour
+	$(MAKE) test-slow ARGS="--share=1/1 $(ARGS)"
 
 check: $(STAMP)  ## Formatting, lints, types, and who may import whom
 	$(PY) -m ruff format --check .

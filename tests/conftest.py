@@ -48,6 +48,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("rlexp-ci", hypothesis.settings.get_profile("rlexp"), derandomize=True)
 hypothesis.settings.load_profile("rlexp-ci" if os.environ.get("CI") else "rlexp")
 
+# tests/rotation.py and tests/budgets.py
+pytest_plugins = ["rotation", "budgets"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A slow test has its own default timeout. Tests that may take long come first, so that no worker ends with one."""

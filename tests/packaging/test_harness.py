@@ -54,7 +54,8 @@ def test_passes(): pass
 def test_skips_and_hangs_are_told(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    for name in ("conftest.py", "rotation.py", "budgets.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     (tmp_path / "tests" / "test_sample.py").write_text(SAMPLE)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n1", "-p", "no:cacheprovider"],
