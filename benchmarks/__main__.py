@@ -1,11 +1,14 @@
-"""`python -m benchmarks [part] [part] ...`: measures, prints tables, writes JSON; all parts by default."""
+"""`python -m benchmarks [part] [part] ...`: measures, prints tables, writes JSON; all parts by default.
+
+`python -m benchmarks same BASE` measures nothing: it holds this tree against another commit, bit for bit.
+"""
 
 import argparse
 import sys
 import time
 from pathlib import Path
 
-from benchmarks import batch, devices, gpu, overhead, rejax, roofline, scaling, startup, sweep
+from benchmarks import batch, devices, gpu, overhead, rejax, roofline, same, scaling, startup, sweep
 from benchmarks.measure import BENCH, Failed
 
 # part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds.
@@ -25,6 +28,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 1 where a part could not be measured. A bound that is missed is told, and is no failure."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["same"]:
+        return same.main(given[1:], _say)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, help="samples of each side; at least 5 for numbers that are kept")
@@ -32,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--quick", action="store_true", help="tiny work, 1 round: tries the benchmarks, measures nothing"
     )
     parser.add_argument("--out", type=Path, help="folder of the result files (benchmarks/results)")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(given)
     unknown = [part for part in chosen.parts if part not in PARTS]
     if unknown:
         parser.error(f"no such part: {unknown[0]}; allowed: {', '.join(PARTS)}")
