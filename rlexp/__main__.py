@@ -3,19 +3,19 @@
 Exit codes: 0 finished or stopped; 1 failed; 2 bad input, told in one line, with no run directory made.
 """
 
+import argparse
 import contextlib
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-import hydra
 from hydra._internal.utils import get_args_parser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from rlexp import compose, rundir, store
+from rlexp import compose, endings, rundir, store
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sweep.manifest import JobFailed
 
@@ -27,6 +27,7 @@ class Job(NamedTuple):
     run_dir: Path
     resume_dir: Path | None  # the run whose checkpoint to start from
     url: str | None  # where an object store has the run directory
+    composed: compose.Composed
 
 
 def check(overrides: Sequence[str]) -> tuple[Job, Any]:
@@ -38,7 +39,8 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
       ConfigError: one line.
     """
     resume_dir, overrides = _resumed(overrides)
-    node, directory = compose.compose_node(overrides)
+    composed = compose.composed(overrides)
+    node, directory = composed.node, composed.run_dir
     config, modules = parse(node, Config)
     run_dir = Path(directory).absolute()
     if config.run == "eval" and config.resume in (None, "auto"):
@@ -66,7 +68,7 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
 
     submits = load_module(modules["launcher"], "launcher").SUBMITS
     experiment = session.prepare(node, config, modules, resume_dir, elsewhere=submits)
-    return Job(list(overrides), run_dir, resume_dir, url), experiment
+    return Job(list(overrides), run_dir, resume_dir, url, composed), experiment
 
 
 def _holds_run(run_dir: Path, url: str | None) -> bool:
@@ -105,27 +107,82 @@ _NOT_INHERITED = re.compile(r"run|checkpoint\.restore|processes\..*")
 
 
 def main() -> None:
-    """Runs a command line."""
-    args = get_args_parser().parse_args()
+    """Runs a command line. Whatever goes wrong ends here, in one line."""
+    run_dir: Path | None = None
     try:
+        compose.check_text(sys.argv[1:])
+        args = _arguments()
         overrides = [*compose.search_path(args.config_dir), *args.overrides]
         if args.multirun:
             _sweep(overrides)
-        elif args.cfg:
-            parse(compose.compose_node(overrides)[0], Config)
-            _hydra(_nothing)
-        elif args.help or args.hydra_help or args.info or args.shell_completion:
-            _hydra(_nothing)
+        elif args.cfg or args.help or args.hydra_help or args.info or args.shell_completion:
+            _print(args, overrides)
         else:
             job, experiment = check(overrides)
+            run_dir = job.run_dir
+            for line in compose.doubled(overrides):
+                endings.say(f"rlexp: {line}")
             (_submit if experiment.part("launcher").SUBMITS else _run)(job, experiment)
-    except ConfigError as error:
-        _fail(error, 2)
-    except (JobFailed, store.StoreError) as error:
+    except Exception as error:
+        code = endings.told(error, run_dir=run_dir if run_dir and run_dir.is_dir() else None)
+        if code == 2 or "rlexp.distributed" not in sys.modules:
+            sys.exit(code)
         from rlexp import distributed
 
-        print(f"rlexp: {error}", file=sys.stderr)
-        distributed.leave(1)
+        distributed.leave(code)
+
+
+def _arguments() -> argparse.Namespace:
+    """Raises ConfigError for what the parser refuses, and for those of Hydra's options that make no sense here."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --help shows what there is")
+
+    parser.error = refuse
+    args = parser.parse_intermixed_args()
+    hints = {
+        "config_name": "put the file into experiment/ of a folder named by --config-dir, and select it with experiment=NAME",
+        "config_path": "--config-dir adds a folder of your own",
+        "experimental_rerun": "resume=RUN goes on with a run",
+    }
+    for name, hint in hints.items():
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: this option of Hydra's is not used here; {hint}")
+    given = [
+        x for x in ("run", "multirun", "cfg", "info", "shell_completion", "help", "hydra_help") if getattr(args, x)
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join('--' + x.replace('_', '-') for x in given)}: give one of them")
+    if (args.package or args.resolve) and not (args.cfg or (args.help and not args.package)):
+        raise ConfigError(f"--{'package' if args.package else 'resolve'}: goes with --cfg only")
+    if args.config_dir and "hydra.searchpath" in map(compose.override_key, args.overrides):
+        raise ConfigError("--config-dir: not beside hydra.searchpath, which can name that folder too")
+    return args
+
+
+def _print(args: argparse.Namespace, overrides: list[str]) -> None:
+    """What Hydra prints of a configuration, checked before. Raises ConfigError."""
+    if not args.shell_completion:
+        composed = compose.composed(overrides)
+        parse(composed.node, Config)
+        package = args.package if args.package != "_global_" else None
+        with compose.one_line():
+            shown = OmegaConf.create(composed.node) if args.cfg == "job" else composed.config
+            if package is not None and OmegaConf.select(shown, package) is None:
+                raise ConfigError(f"--package: there is no {package!r} in the configuration")
+    with compose.hydra() as app, compose.one_line():
+        args.overrides = overrides
+        if args.cfg:
+            app.show_cfg("config", overrides, args.cfg, args.package, args.resolve)
+        elif args.help:
+            app.app_help("config", get_args_parser(), args)
+        elif args.hydra_help:
+            app.hydra_help(None, get_args_parser(), args)
+        elif args.info:
+            app.show_info(args.info, "config", overrides)
+        else:
+            app.shell_completion("config", overrides)
 
 
 def _run(job: Job, experiment: Any) -> None:
@@ -134,29 +191,22 @@ def _run(job: Job, experiment: Any) -> None:
 
     job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))), url=distributed.share(job.url or ""))
     fresh, held = _opened(job)
-    # Hydra composes the very same again, now with its own side effects: .hydra/, logging, callbacks.
     own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
-    silent = [] if distributed.is_lead() else ["hydra.output_subdir=null", "hydra/job_logging=none"]
-    sys.argv[1:] = [*own, compose.quoted("hydra.run.dir", str(job.run_dir)), *silent]
 
     def task(config: DictConfig) -> Any:
-        """Hydra would wrap what is raised here in lines of its own."""
         from rlexp import session
 
         del config
+        return session.run(experiment, job.run_dir, job.resume_dir, own)
+
+    with held:
         try:
-            return session.run(experiment, job.run_dir, job.resume_dir, own)
-        except ConfigError as error:  # only the devices or the checkpoint could tell
+            compose.run(job.composed, job.run_dir, task, quiet=not distributed.is_lead())
+        except ConfigError:  # only the devices or the checkpoint could tell
             rundir.remove(fresh)
             if fresh and job.url and distributed.is_lead():
                 store.remove(job.url)
-            _fail(error, 2)
-        except session.EXPECTED as error:
-            print(f"rlexp: {session.remedy(error)}", file=sys.stderr)
-            distributed.leave(1)
-
-    with held:
-        _hydra(task)
+            raise
 
 
 def _submit(job: Job, experiment: Any) -> None:
@@ -221,8 +271,7 @@ def _sweep(overrides: Sequence[str]) -> None:
         store.reach(config.output_root)
     from rlexp import scaling
 
-    with compose.one_line():
-        _hydra(_job_of_a_sweep)
+    compose.sweep(overrides, _job_of_a_sweep)
     scaling.report()
 
 
@@ -252,24 +301,6 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
         from rlexp.scaling import planned
 
         return planned(lambda: session.run(experiment, run_dir, None, overrides), run_dir, overrides)
-
-
-def _hydra(task: Any) -> None:
-    """Hydra's own main; what the task raises comes through."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    compose.register_resolvers()
-    with compose.either_hydra():
-        decorated = hydra.main(version_base="1.3", config_path=str(compose.CONF_DIR), config_name="config")
-    decorated(task)()
-
-
-def _nothing(config: DictConfig) -> None:
-    """Hydra only prints."""
-
-
-def _fail(error: object, code: int) -> Any:
-    print(f"rlexp: {error}", file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 import contextlib
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log, run_job
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -63,18 +68,92 @@ def _searchpath(places: Sequence[str]) -> list[str]:
     return [f"hydra.searchpath=[{','.join(plain)}]"]
 
 
-def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """A command line's overrides -> (resolved configuration as plain data, run directory).
+class Composed(NamedTuple):
+    """A command line, composed by Hydra."""
 
-    Raises:
-      ConfigError: one line, for all that Hydra and OmegaConf complain of.
-    """
+    config: DictConfig  # with Hydra's own part
+    loader: Any  # Hydra's
+    node: dict[str, Any]  # the application's part, resolved, as plain data
+    run_dir: str
+
+
+@contextlib.contextmanager
+def hydra() -> Iterator[Any]:
+    """Hydra's own object, over conf/."""
     register_resolvers()
     GlobalHydra.instance().clear()
     with either_hydra():
         initialized = initialize_config_dir(str(CONF_DIR), version_base="1.3", job_name="rlexp")
     with initialized:
-        return _plain(told_in_one_line(lambda o: compose("config", o, return_hydra_config=True), overrides))
+        yield GlobalHydra.instance().hydra
+
+
+def composed(overrides: Sequence[str]) -> Composed:
+    """What a run's overrides make. Raises ConfigError, one line, for all that Hydra and OmegaConf complain of."""
+    with hydra() as app:
+        config = told_in_one_line(lambda o: app.compose_config("config", o, RunMode.RUN, from_shell=False), overrides)
+        with one_line():
+            if config.hydra.mode not in (None, RunMode.RUN):
+                raise ConfigError(f"hydra.mode: {config.hydra.mode.name} is not allowed; expected -m for a sweep")
+            config.hydra.mode = RunMode.RUN
+            if not (run_dir := str(config.hydra.run.dir or "")).strip():
+                raise ConfigError("hydra.run.dir: '' is not allowed; expected a directory")
+        return Composed(config, app.config_loader, without_hydra(config), run_dir)
+
+
+def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """A command line's overrides -> (resolved configuration as plain data, run directory). Raises ConfigError."""
+    _, _, node, run_dir = composed(overrides)
+    return node, run_dir
+
+
+def run(given: Composed, run_dir: Path, task: Callable[[DictConfig], Any], *, quiet: bool) -> None:
+    """Runs a task as Hydra runs one, in a run directory: with .hydra/, logging, callbacks. What the task raises comes through.
+
+    Args:
+      quiet: another process of this run does all of that.
+    """
+    config, failure = given.config, list[Exception]()
+    config.hydra.run.dir = str(run_dir).replace("${", r"\${")
+    if quiet:
+        config.hydra.output_subdir = None
+
+    def remembered(own: DictConfig) -> Any:
+        try:
+            return task(own)
+        except Exception as error:  # Hydra would print lines of its own
+            failure.append(error)
+            raise
+
+    with one_line():  # such as of a handler in hydra.job_logging that is none
+        callbacks = Callbacks(config)
+        callbacks.on_run_start(config=config, config_name="config")
+        returned = run_job(
+            hydra_context=HydraContext(config_loader=given.loader, callbacks=callbacks),
+            task_function=remembered,
+            config=config,
+            job_dir_key="hydra.run.dir",
+            job_subdir_key=None,
+            configure_logging=not quiet,
+        )
+    callbacks.on_run_end(config=config, config_name="config", job_return=returned)
+    if failure:
+        raise failure[0]
+
+
+def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
+    """Has Hydra's sweeper make jobs, and its launcher run them. Raises ConfigError, and what the jobs raise."""
+    with hydra() as app:
+        with one_line():
+            config = app.compose_config("config", [*overrides, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+            configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+            callbacks = Callbacks(config)
+            callbacks.on_multirun_start(config=config, config_name="config")
+            context = HydraContext(config_loader=app.config_loader, callbacks=callbacks)
+            sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
+            arguments = [str(o) for o in config.hydra.overrides.task]
+        sweeper.sweep(arguments=arguments)
+        callbacks.on_multirun_end(config=config, config_name="config")
 
 
 def told_in_one_line(composed: Callable[[list[str]], DictConfig], overrides: Sequence[str]) -> DictConfig:
@@ -91,33 +170,24 @@ def told_in_one_line(composed: Callable[[list[str]], DictConfig], overrides: Seq
 
 @contextlib.contextmanager
 def one_line() -> Iterator[None]:
-    """Turns what Hydra and OmegaConf complain of into a ConfigError."""
+    """Turns whatever is raised while Hydra and OmegaConf read files and overrides into a ConfigError: it is about these."""
     try:
         yield
-    except ConfigError:  # a ValueError too
+    except ConfigError:
         raise
     except MissingConfigException as error:
         raise ConfigError(_missing(error)) from error
     except OverrideParseException as error:
         raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: debug=nan is a number to Hydra
-        raise ConfigError(_first_line(error)) from error
+    except Exception as error:
+        text, file = _first_line(error), _read_file(error)
+        raise ConfigError(text if file is None or file in text else f"{file}: {text}") from error
 
 
 def without_hydra(config: DictConfig) -> dict[str, Any]:
     """The application's part of a composed configuration, resolved, as plain data. Raises ConfigError."""
-    try:
+    with one_line():
         return plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-    except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
-
-
-def _plain(config: DictConfig) -> tuple[dict[str, Any], str]:
-    try:
-        run_dir = str(config.hydra.run.dir)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
-    return without_hydra(config), run_dir
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -138,6 +208,25 @@ def force(override: str) -> str:
 def override_key(override: str) -> str:
     """`+a.b=1` -> `a.b`: what an override is about."""
     return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for what could not be written into a YAML file."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{argument!a}: this is no text in UTF-8") from error
+
+
+def doubled(overrides: Sequence[str]) -> Iterator[str]:
+    """A line for each key that is given several values: Hydra takes the last."""
+    last: dict[str, str] = {}
+    for override in overrides:
+        key = override_key(override)
+        if (before := last.get(key, override)) != override:
+            yield f"{key} is given twice, {before} and {override}: the last counts"
+        last[key] = override
 
 
 def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
@@ -187,4 +276,18 @@ def _first_line(error: Exception) -> str:
     """Hydra says the place in the first line and the reason in the next ones."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = "; ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type|See https)", line))
-    return text or type(error).__name__
+    # What these say has the place. Others, such as of a file that is no UTF-8, only make sense with their type.
+    ours = isinstance(error, HydraException | OmegaConfBaseException | ValueError) and not isinstance(
+        error, UnicodeError
+    )
+    return text if text and ours else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _read_file(error: BaseException | None) -> str | None:
+    """The YAML file that Hydra was reading."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_name == "load_config" and isinstance(path := frame.f_locals.get("full_path"), str):
+                return path
+        error = error.__cause__ or error.__context__
+    return None

@@ -12,7 +12,16 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
 
-from pydantic import BeforeValidator, ConfigDict, Field, GetPydanticSchema, Strict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+)
 
 T = TypeVar("T")
 
@@ -61,7 +70,15 @@ NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 # A Number where it is read from the YAML; an array where the program puts the traced one in its place (env.params).
 TracedNumber = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(Number))]
-Part = Any  # a node with `module:`; holds that module's Config
+
+
+def _is_part(value: Any) -> Any:
+    if not dataclasses.is_dataclass(value):
+        raise ValueError("a node with `module:`, such as a file of this group has")
+    return value
+
+
+Part = Annotated[Any, AfterValidator(_is_part)]  # a node with `module:`; holds that module's Config
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -191,9 +208,12 @@ def load_module(name: Any, path: str) -> Any:
         raise ConfigError(f"{path}.module: {name!r} is not the name of a Python module")
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        hint = "" if error.name and name.startswith(error.name) else f" (it needs {error.name}, which is not installed)"
-        raise ConfigError(f"{path}.module: no Python module {name!r} can be imported{hint}") from error
+    except (Exception, SystemExit) as error:  # the code of a user's own module may raise anything
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            its_own = error.name and name.startswith(error.name)
+            why = "there is none" if its_own else f"it needs {error.name}, which is not installed"
+        raise ConfigError(f"{path}.module: no Python module {name!r} can be imported ({why})") from error
     missing = [x for x in ("Config", "make") if x not in vars(module)]
     if missing:
         raise ConfigError(f"{path}.module: {name!r} has no {' and no '.join(missing)}")

@@ -42,16 +42,19 @@ class Experiment(NamedTuple):
         return load_module(self.modules[path], path)
 
 
-def build(node: Mapping[str, Any], *, num_shards: int | None = None) -> Experiment:
+def build(
+    node: Mapping[str, Any], *, parsed: tuple[Config, dict[str, str]] | None = None, num_shards: int | None = None
+) -> Experiment:
     """Checks a resolved configuration and builds the parts.
 
     Args:
+      parsed: what `parse` made of the node, where that was done.
       num_shards: the logical shards of a checkpoint, which `shards: auto` then follows.
 
     Raises:
       ConfigError: one line.
     """
-    config, modules = parse(node, Config)
+    config, modules = parsed or parse(node, Config)
     num_shards = _num_shards(config, num_shards)
     dtype = load_module(modules["precision"], "precision").make(config.precision)
     env_module = load_module(modules["env"], "env")

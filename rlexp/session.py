@@ -52,7 +52,7 @@ def prepare(
     experiments.load_module(modules["logger"], "logger").check(config.logger)
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
-    experiment = experiments.build(node, num_shards=meta["num_shards"] if meta else None)
+    experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"] if meta else None)
     if config.run == "plan":
         hardware.describe(config.hardware)
         return experiment

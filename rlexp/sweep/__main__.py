@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlexp import store
+from rlexp import endings, store
 from rlexp.compose import override_key, quoted
 from rlexp.config import ConfigError, load_module
 from rlexp.sweep import worker
@@ -59,9 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
                     for count in BUDGETS:
                         manifest.drop(count + job.pack)
             _go_on(manifest, directory)
-    except ConfigError as error:
-        print(f"rlexp.sweep: {error}", file=sys.stderr)
-        return 2
+    except Exception as error:
+        return endings.told(error, program="rlexp.sweep")
     return 0
 
 
@@ -120,8 +119,7 @@ def _report(directory: Path) -> int:
     try:
         written = report.write(directory)
     except OSError as error:
-        print(f"rlexp.sweep: cannot write the report: {error}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"cannot write the report: {error}") from error
     print(*written.best, sep="\n")
     print(f"{written.page}, tables in {written.tables[0].parent}/")
     return 0

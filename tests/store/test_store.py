@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from support import environment
 
 from rlexp import __main__ as entry
-from rlexp import rundir, session, store
+from rlexp import compose, rundir, session, store
 from rlexp.__main__ import check
 from rlexp.config import ConfigError
 from rlexp.loggers import mirror
@@ -245,10 +244,9 @@ def test_bad_input_that_is_found_late_leaves_nothing(tmp_path, root, names, monk
         raise ConfigError("only the checkpoint could tell")
 
     monkeypatch.setattr(session, "run", run)
-    monkeypatch.setattr(entry, "_hydra", lambda task: task(OmegaConf.create()))
-    monkeypatch.setattr(sys, "argv", ["rlexp"])
-    job = entry.Job([], tmp_path / "runs/a", None, f"{root}/runs/a")
-    with pytest.raises(SystemExit, match="2"):
+    composed = compose.composed([])
+    job = entry.Job([], tmp_path / "runs/a", None, f"{root}/runs/a", composed)
+    with pytest.raises(ConfigError, match="only the checkpoint"):
         entry._run(job, None)
     assert os.listdir(tmp_path) == [] and names() == []
 
