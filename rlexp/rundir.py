@@ -116,6 +116,7 @@ def create(run_dir: Path) -> list[Path]:
     Raises:
       ConfigError: it cannot be made, or not be written to.
     """
+    check_name(run_dir)
     fresh = missing(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -126,6 +127,12 @@ def create(run_dir: Path) -> list[Path]:
         remove(fresh)
         raise ConfigError(f"output_root: cannot write to {str(run_dir)!r}: {error.strerror}") from error
     return fresh
+
+
+def check_name(run_dir: Path) -> None:
+    """Raises ConfigError where a run could not be saved in a directory of this name."""
+    if why := store.unusable(run_dir):
+        raise ConfigError(f"hydra.run.dir: {ascii(str(run_dir))[:300]} cannot hold a run: {why}")
 
 
 def missing(run_dir: Path) -> list[Path]:

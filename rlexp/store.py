@@ -33,6 +33,7 @@ else:
 MARKER = ".store.json"
 LOCAL_ROOT = "outputs"  # where working copies are, if the store does not say more
 _CHECKPOINTS = "checkpoints"
+_LONGEST = 3500  # bytes of a directory's path: what lies in it has names too, and Linux has an end at 4096
 _REACH_S = 20  # gcsfs alone would try for a minute
 _NOT_PUSHED = (".lock", ".part", ".tar.gz", ".tmp", ".sqlite", "-journal", MARKER)
 
@@ -95,6 +96,18 @@ def url_of(directory: Path) -> str | None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             url = json.loads((parent / MARKER).read_text())["url"]
             return url if parent == directory else f"{url}/{directory.relative_to(parent).as_posix()}"
+    return None
+
+
+def unusable(directory: Path) -> str | None:
+    """Why checkpoints cannot be written to a local directory or opened there; None where they can."""
+    name = os.fsencode(directory)
+    if "\\" in str(directory):
+        return "TensorStore, which writes the arrays, reads a backslash as a slash"
+    if not name.isascii() and name != str(directory).encode(errors="replace"):
+        return "its name is not UTF-8"
+    if len(name) > _LONGEST:
+        return f"its name has {len(name)} bytes; allowed: {_LONGEST}"
     return None
 
 

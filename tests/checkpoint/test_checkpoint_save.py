@@ -4,6 +4,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -268,3 +269,18 @@ def test_the_yaml_files():
     ]:
         with pytest.raises(ConfigError, match=words):
             parse(default | change, checkpoint.Config, "checkpoint")
+
+
+def test_no_thread_waits_where_a_directory_cannot_be_made(tmp_path, tools):
+    """The process could not end before them."""
+    before = set(threading.enumerate())
+    checkpointer = checkpoint.make(tools.config(), tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").write_text("no directory")
+    with pytest.raises(OSError, match=r"checkpoints: .*Not a directory"):
+        checkpointer.save(1, tools.build_run(1), {}, None)
+    checkpointer.close()
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(timeout=5)
+    assert [thread.name for thread in left if thread.is_alive() and not thread.daemon] == []

@@ -149,9 +149,8 @@ def test_a_store_that_is_gone(folder, monkeypatch):
     checkpointer = checkpoint.make(config(), folder)
     with monkeypatch.context() as patch:
         patch.setattr(store, "_list", gone)
-        checkpointer.save(1, build(1), {}, None)
         with pytest.raises(OSError, match=r"^no checkpoint could be written to gs://.*: gone$"):
-            checkpointer.wait()
+            checkpointer.save(1, build(1), {}, None)  # the first one there, which is waited for
     assert checkpoint.latest_meta(folder) is None
     checkpointer.save(2, build(2), {"at": 2}, None)
     checkpointer.close()
