@@ -1,12 +1,13 @@
 """What a sweep knows of its jobs: `sweep.sqlite` in the sweep's directory, which outlives any process."""
 
+import contextlib
 import fcntl
 import json
 import os
 import platform
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -63,9 +64,9 @@ class Manifest:
         """Raises ConfigError where there is a file of this name that is not such a manifest."""
         self.path = directory / NAME
         try:
-            self._connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
-            self._connection.executescript(_TABLES)
-            columns = [name for _, name, *_ in self._connection.execute("pragma table_info(jobs)")]
+            with self._opened() as connection:
+                connection.executescript(_TABLES)
+                columns = [name for _, name, *_ in connection.execute("pragma table_info(jobs)")]
         except sqlite3.DatabaseError as error:
             raise ConfigError(
                 f"{self.path}: this is not the manifest of a sweep, or cannot be read: {error}"
@@ -74,6 +75,24 @@ class Manifest:
             raise ConfigError(
                 f"{self.path}: another version of rlexp made this; it has no {', '.join(sorted(missing))}"
             )
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one piece of work, so that none is left open; each statement is a transaction of its own."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """What is written within is there whole or not at all."""
+        with self._opened() as connection:
+            connection.execute("begin immediate")
+            with connection:
+                yield connection
+
+    def _execute(self, statement: str, *values: object) -> list[Any]:
+        with self._opened() as connection:
+            return connection.execute(statement, values).fetchall()
 
     def jobs(self) -> list[Entry]:
         """All of them, by number."""
@@ -85,10 +104,10 @@ class Manifest:
         Raises:
           ConfigError: the directory has another job of this number, or this one was composed otherwise.
         """
-        self._connection.execute(
+        self._execute(
             "insert or ignore into jobs (number, overrides, fingerprint, dir, pack, status, attempt, changed) "
             "values (?, ?, ?, ?, '', 'pending', 0, ?)",
-            (number, json.dumps(list(overrides)), fingerprint, run_dir or str(number), time.time()),
+            *(number, json.dumps(list(overrides)), fingerprint, run_dir or str(number), time.time()),
         )
         (known,) = self._read("where number = ?", number)
         if known.overrides != list(overrides):
@@ -106,15 +125,15 @@ class Manifest:
 
     def put(self, number: int, overrides: Sequence[str], run_dir: str, fingerprint: str) -> None:
         """A job that is to be run, whatever is known of it."""
-        self._connection.execute(
+        self._execute(
             "insert into jobs (number, overrides, fingerprint, dir, pack, status, attempt, changed) "
             "values (?, ?, ?, ?, '', 'pending', 0, ?) on conflict (number) do update set overrides = excluded.overrides, "
             "fingerprint = excluded.fingerprint, status = 'pending', error = null",
-            (number, json.dumps(list(overrides)), fingerprint, run_dir, time.time()),
+            *(number, json.dumps(list(overrides)), fingerprint, run_dir, time.time()),
         )
 
     def _read(self, which: str, *values: object) -> list[Entry]:
-        rows = self._connection.execute(f"select {', '.join(Entry._fields)} from jobs {which}", values).fetchall()
+        rows = self._execute(f"select {', '.join(Entry._fields)} from jobs {which}", *values)
         return [Entry(*row)._replace(overrides=json.loads(row[1])) for row in rows]
 
     def change(self, numbers: Sequence[int], *, again: bool = False, **values: object) -> None:
@@ -123,22 +142,20 @@ class Manifest:
 
     def settle(self, outcomes: Mapping[int, Mapping[str, object]], *, again: bool = False) -> None:
         """{job: columns to set}, all in one transaction."""
-        self._connection.execute("begin immediate")
-        with self._connection:
-            self._set(outcomes, again)
+        with self._transaction() as connection:
+            _set(connection, outcomes, again)
 
     def fold(self, path: Path) -> list[Entry]:
         """Takes over what a journal says and is not known yet; gives the jobs that changed, as they are now."""
         name, changed = f"journal {path.name}", set[int]()
-        self._connection.execute("begin immediate")
-        with self._connection:
-            offset = self.recall(name) or 0
+        with self._transaction() as connection:
+            offset = _recall(connection, name) or 0
             for end, again, outcomes in journal.read(path, offset):
-                self._set(outcomes, again)
+                _set(connection, outcomes, again)
                 changed.update(outcomes)
                 offset = end
             if changed:
-                self.remember(name, offset)
+                connection.execute(_REMEMBER, (name, json.dumps(offset)))
         return [entry for entry in self.jobs() if entry.number in changed] if changed else []
 
     def forget(self, path: Path) -> None:
@@ -146,13 +163,6 @@ class Manifest:
         self.fold(path)
         path.unlink(missing_ok=True)
         self.remember(f"journal {path.name}", 0)
-
-    def _set(self, outcomes: Mapping[int, Mapping[str, object]], again: bool) -> None:
-        for number, values in outcomes.items():
-            columns = ", ".join(f"{name} = ?" for name in (*values, "changed")) + ", attempt = attempt + 1" * again
-            self._connection.execute(
-                f"update jobs set {columns} where number = ?", (*values.values(), time.time(), number)
-            )
 
     def own(self) -> None:
         """This process runs the sweep from now on, until it ends.
@@ -184,18 +194,32 @@ class Manifest:
 
     def remember(self, name: str, value: object) -> None:
         """A fact of the sweep itself, such as its command line."""
-        self._connection.execute("insert or replace into sweep values (?, ?)", (name, json.dumps(value)))
+        self._execute(_REMEMBER, name, json.dumps(value))
 
     def drop(self, name: str) -> None:
         """It is not known any more."""
-        self._connection.execute("delete from sweep where name = ?", (name,))
+        self._execute("delete from sweep where name = ?", name)
 
     def recall(self, name: str) -> Any:
         """None where it is not known."""
-        row = self._connection.execute("select value from sweep where name = ?", (name,)).fetchone()
-        return json.loads(row[0]) if row else None
+        with self._opened() as connection:
+            return _recall(connection, name)
 
     def recall_all(self, prefix: str) -> dict[str, Any]:
         """{the rest of the name: fact} of all whose names begin so."""
-        rows = self._connection.execute("select name, value from sweep where name like ?", (prefix + "%",)).fetchall()
+        rows = self._execute("select name, value from sweep where name like ?", prefix + "%")
         return {name.removeprefix(prefix): json.loads(value) for name, value in rows}
+
+
+_REMEMBER = "insert or replace into sweep values (?, ?)"
+
+
+def _recall(connection: sqlite3.Connection, name: str) -> Any:
+    row = connection.execute("select value from sweep where name = ?", (name,)).fetchone()
+    return json.loads(row[0]) if row else None
+
+
+def _set(connection: sqlite3.Connection, outcomes: Mapping[int, Mapping[str, object]], again: bool) -> None:
+    for number, values in outcomes.items():
+        columns = ", ".join(f"{name} = ?" for name in (*values, "changed")) + ", attempt = attempt + 1" * again
+        connection.execute(f"update jobs set {columns} where number = ?", (*values.values(), time.time(), number))

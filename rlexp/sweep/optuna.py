@@ -110,6 +110,14 @@ def _batches(config: Config, space: Space, batch: int, directory: Path) -> Batch
     print(f"all trials are in {directory / NAME}, which optuna-dashboard shows", flush=True)
 
 
+def storage(directory: Path) -> Any:
+    """Optuna's storage of the sweep in a directory. Each use has a connection of its own, so that none is left open."""
+    import optuna
+    from sqlalchemy.pool import NullPool  # which Optuna needs itself
+
+    return optuna.storages.RDBStorage(f"sqlite:///{directory / NAME}", engine_kwargs={"poolclass": NullPool})
+
+
 def _study(directory: Path, space: Space) -> Any:
     """The study of this directory, new or gone on with. Raises ConfigError where that has another space."""
     import optuna
@@ -117,8 +125,7 @@ def _study(directory: Path, space: Space) -> Any:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if not (directory / manifest.NAME).exists():  # no job has been started: nobody waits for what was asked
         (directory / NAME).unlink(missing_ok=True)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{directory / NAME}")
-    study = optuna.create_study(storage=storage, study_name=STUDY, direction="maximize", load_if_exists=True)
+    study = optuna.create_study(storage=storage(directory), study_name=STUDY, direction="maximize", load_if_exists=True)
     now = {key: list(parameter) for key, parameter in space.items()}
     known = study.user_attrs.get(_SPACE)
     if known is None:

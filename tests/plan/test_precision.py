@@ -19,6 +19,7 @@ SMALL = ("algo.num_envs=32", "algo.num_steps=16", "algo.num_epochs=1", "total_en
 # In bfloat16 values may be computed by a layer, moved, and turned into something better; not summed or exponentiated.
 LAYERS = {"dot_general", "conv_general_dilated", "tanh", "max", "add", "add_any", "sub", "mul", "neg", "select_n"}
 LAYERS |= {"convert_element_type", "integer_pow", "gt", "div"}
+LAYERS |= {"one_minus_square"}  # since jax 0.11, in the derivative of tanh
 MOVES = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "concatenate", "rev", "copy", "pad"}
 MOVES |= {"dynamic_slice", "dynamic_update_slice", "gather", "optimization_barrier", "split"}
 

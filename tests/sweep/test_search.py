@@ -14,6 +14,7 @@ from support import QUIET, REPOSITORY, command_line, environment, rlexp_command
 from rlexp import compose
 from rlexp.config import parse
 from rlexp.sweep.manifest import Entry, Manifest
+from rlexp.sweep.optuna import storage
 from rlexp.sweep.space import read
 
 SMALL = ("env=probe/action_reward", "algo.num_steps=16", "network.hidden=[8]", "eval.num_episodes=2")
@@ -26,7 +27,7 @@ def jobs(directory: Path) -> list[Entry]:
 def trials(directory: Path) -> list:
     import optuna
 
-    return optuna.load_study(study_name="rlexp", storage=f"sqlite:///{directory}/sweep/optuna.sqlite").trials
+    return optuna.load_study(study_name="rlexp", storage=storage(directory / "sweep")).trials
 
 
 def value_of(entry: Entry, key: str) -> float:

@@ -115,7 +115,7 @@ def chosen(directory: Path, key: str = "algo.hp.lr") -> list[float]:
 def study(directory: Path) -> Any:
     import optuna
 
-    return optuna.load_study(study_name="rlexp", storage=f"sqlite:///{directory}/optuna.sqlite")
+    return optuna.load_study(study_name="rlexp", storage=optuna_sweeper.storage(directory))
 
 
 # --- spaces ------------------------------------------------------------------------------------------------------------
