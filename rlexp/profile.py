@@ -189,7 +189,8 @@ def origins(hlo: str) -> dict[str, str]:
     return {name: "/".join(x for x in path if x not in _PLUMBING) for name, path in paths.items()}
 
 
-_PLUMBING = ("while", "body", "cond", "closed_call", "shard_map", "vmap()", "jit(<lambda>)", "eval_jaxpr")  # the last two: jax 0.11
+_PLUMBING = ("while", "body", "cond", "closed_call", "shard_map", "vmap()")
+_PLUMBING += ("jit(<lambda>)", "eval_jaxpr")  # since jax 0.11
 _PART = re.compile(r"(?:\w+\()*(rollout|update)\)*(?:/|$)")  # the scope's name, also as vmap(rollout)
 _COLLECTIVE = re.compile("all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective|sendrecv", re.IGNORECASE)
 _CONTROL_FLOW = re.compile(r"(while|conditional|call)(\.\d+)*")  # holds operations that are counted themselves
