@@ -1,12 +1,30 @@
-"""rlexp: reinforcement learning experiments in JAX, configured by YAML."""
+"""rlexp: reinforcement learning experiments in JAX, configured by YAML.
 
+From Python: `rlexp.train(…)`, `rlexp.sweep(…)` and `rlexp.load(run_dir)`. What one's own environments, networks and algorithms
+import is `rlexp.api`. Importing this is cheap: JAX and the rest come with the first call.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlexp.config import ConfigError
     from rlexp.loading import Agent
+    from rlexp.runs import Result, sweep
 
-__all__ = ["load"]
+    __version__: str
+
+__all__ = ["ConfigError", "__version__", "load", "sweep", "train"]
+
+
+def train(
+    *overrides: "str | Sequence[str] | Mapping[str, Any]", config_dir: "str | Path | None" = None, **keys: Any
+) -> "Result":
+    """Does what `python -m rlexp …` does, in this process, and gives where the run is and how it ended. See `rlexp.runs.train`."""
+    from rlexp.runs import train as run
+
+    return run(*overrides, config_dir=config_dir, **keys)
 
 
 def load(run_dir: "str | Path", **options: Any) -> "Agent":
@@ -14,3 +32,19 @@ def load(run_dir: "str | Path", **options: Any) -> "Agent":
     from rlexp.loading import load as open_run  # JAX is imported only when it is needed
 
     return open_run(run_dir, **options)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "sweep":  # the package, which can be called
+        import importlib
+
+        return importlib.import_module("rlexp.sweep")
+    if name == "ConfigError":
+        from rlexp.config import ConfigError
+
+        return ConfigError
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("rlexp")
+    raise AttributeError(f"module 'rlexp' has no attribute {name!r}")

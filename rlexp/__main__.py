@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
-from rlexp import compose, endings, rundir, store
+from rlexp import commands, compose, endings, rundir, store
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sweep.manifest import JobFailed
 
@@ -114,7 +114,7 @@ def main() -> None:
         args = _arguments()
         overrides = [*compose.search_path(args.config_dir), *args.overrides]
         if args.multirun:
-            _sweep(overrides)
+            sweep(overrides)
         elif args.cfg or args.help or args.hydra_help or args.info or args.shell_completion:
             _print(args, overrides)
         else:
@@ -122,7 +122,7 @@ def main() -> None:
             run_dir = job.run_dir
             for line in compose.doubled(overrides):
                 endings.say(f"rlexp: {line}")
-            (_submit if experiment.part("launcher").SUBMITS else _run)(job, experiment)
+            (submit if experiment.part("launcher").SUBMITS else run)(job, experiment)
     except Exception as error:
         code = endings.told(error, run_dir=run_dir if run_dir and run_dir.is_dir() else None)
         if code == 2 or "rlexp.distributed" not in sys.modules:
@@ -185,12 +185,12 @@ def _print(args: argparse.Namespace, overrides: list[str]) -> None:
             app.shell_completion("config", overrides)
 
 
-def _run(job: Job, experiment: Any) -> None:
+def run(job: Job, experiment: Any) -> None:
     """One job in its own directory. Raises ConfigError where that cannot be had."""
     from rlexp import distributed
 
     job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))), url=distributed.share(job.url or ""))
-    fresh, held = _opened(job)
+    fresh, held = opened(job)
     own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
 
     def task(config: DictConfig) -> Any:
@@ -209,12 +209,12 @@ def _run(job: Job, experiment: Any) -> None:
             raise
 
 
-def _submit(job: Job, experiment: Any) -> None:
+def submit(job: Job, experiment: Any) -> None:
     """One job that the launcher runs elsewhere: a sweep of one, in the run's own directory. Raises ConfigError, JobFailed."""
     from rlexp.sweep import packing
     from rlexp.sweep.manifest import Manifest
 
-    fresh, held = _opened(job)
+    fresh, held = opened(job)
     held.close()  # the run's own process locks it
     config, goes_on = experiment.config, job.resume_dir == job.run_dir
     own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
@@ -238,7 +238,7 @@ def _submit(job: Job, experiment: Any) -> None:
         raise JobFailed(str(entry.error))
 
 
-def _opened(job: Job) -> tuple[list[Path], Any]:
+def opened(job: Job) -> tuple[list[Path], Any]:
     """Makes and locks the run directory in the lead; (what was made, the lock). Raises ConfigError, in all processes."""
     from rlexp import distributed
 
@@ -263,7 +263,7 @@ def _opened(job: Job) -> tuple[list[Path], Any]:
     return fresh, held
 
 
-def _sweep(overrides: Sequence[str]) -> None:
+def sweep(overrides: Sequence[str]) -> None:
     """Hydra's sweeper makes jobs, and the launcher runs them. Raises ConfigError; JobFailed once all jobs are over."""
     # One of the jobs first: what is wrong with all of them is told as it is told of a run.
     config, _ = parse(compose.compose_node(_first_job(overrides))[0], Config)
@@ -304,4 +304,5 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
 
 
 if __name__ == "__main__":
+    commands.leave_if_verb(sys.argv[1:])
     main()

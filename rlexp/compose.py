@@ -25,13 +25,19 @@ from rlexp.rundir import new_id
 _HERE = Path(__file__).resolve().parent
 CONF_DIR = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parent / "conf"  # in the wheel, or beside the package
 
-_PROCESS_ID = new_id()
+_process_id = new_id()
+
+
+def begin_another_run() -> None:
+    """What is composed from now on is of another run than what this process has made before."""
+    global _process_id
+    _process_id = new_id()
 
 
 def register_resolvers() -> None:
     """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; the others are of `rlexp.store`."""
     with either_hydra():
-        OmegaConf.register_new_resolver("run_id", lambda: _PROCESS_ID, replace=True)
+        OmegaConf.register_new_resolver("run_id", lambda: _process_id, replace=True)
         OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
         OmegaConf.register_new_resolver("local_root", lambda root: store.local_root(str(root)), replace=True)
         OmegaConf.register_new_resolver(

@@ -72,8 +72,8 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     if meta is None:
         raise ConfigError(f"resume: {str(run_dir)!r} has no checkpoint that can be read")
     experiment = experiments.build(node, num_shards=meta["num_shards"])
-    init = lambda: experiment.algorithm.init(jax.random.key(0), jax.tree.map(np.float32, experiment.hp))  # noqa: E731
-    abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), jax.eval_shape(init))
+    shapes = jax.eval_shape(experiment.algorithm.init, jax.random.key(0), jax.tree.map(np.float32, experiment.hp))
+    abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), shapes)
     restored = checkpoint.restore_state(store.checkpoints(run_dir), abstract, warn=warnings.warn)
     state = jax.tree.map(lambda x: x[0], restored.run)
     env = experiment.env_of(experiment.env_params)

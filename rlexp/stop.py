@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 
 
@@ -16,6 +17,9 @@ class Stop:
 def stop_on_signals() -> Iterator[Stop]:
     """Within it, signals set `reason`; after it, the earlier handlers are back. Only the main thread can do this."""
     stop = Stop()
+    if threading.current_thread() is not threading.main_thread():  # `rlexp.train` in a thread of a program's own
+        yield stop
+        return
 
     def handle(number: int, frame: object) -> None:
         if stop.reason is not None and number == signal.SIGINT:

@@ -183,6 +183,11 @@ class Manifest:
         _owned[self.path] = file
         self.remember("owner", {"host": platform.node(), "pid": os.getpid()})
 
+    def disown(self) -> None:
+        """Another process may run the sweep now."""
+        if file := _owned.pop(self.path, None):
+            file.close()
+
     def owner(self) -> dict[str, Any] | None:
         """{host, pid} of the process that runs the sweep; None where none does."""
         with open(self.path.with_suffix(".lock"), "a+") as file:
