@@ -269,29 +269,3 @@ def _siblings(cls: Any, keys: list[str]) -> list[str]:
 
 def _join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
-
-
-# --- what a resumed run is compared by ---------------------------------------------------------------------------------
-
-
-def fingerprint(config: Any, *, traced: bool = True, path: str = "") -> dict[str, Any]:
-    """{path: value} of the fields that shape the program, and with `traced` of the hyperparameters. Host fields are left out."""
-    out: dict[str, Any] = {}
-    hints = get_type_hints(type(config), include_extras=True)
-    for field in dataclasses.fields(config):
-        if "host" in getattr(hints[field.name], "__metadata__", ()):
-            continue
-        key, value = _join(path, field.name), getattr(config, field.name)
-        if not traced and (field.name in TRACED or key == "seed"):
-            continue
-        if dataclasses.is_dataclass(value):
-            out |= fingerprint(value, traced=traced, path=key)
-        elif isinstance(value, Mapping):
-            out |= {_join(key, k): v for k, v in value.items()}
-        else:
-            out[key] = value
-    return out
-
-
-# `algo.hp.*` and `env.params.*`: data of the program, not part of it. They may differ inside a pack.
-TRACED = ("hp", "params")

@@ -4,11 +4,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+
+from rlexp import sameness
 from rlexp.algos.base import Algorithm
-from rlexp.config import Config, ConfigError, fingerprint, load_module, parse
+from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env
 from rlexp.sources.base import Source
-from rlexp.types import EnvSpec, PyTree
+from rlexp.types import EnvSpec, PyTree, Settings
 
 
 class Experiment(NamedTuple):
@@ -19,10 +22,10 @@ class Experiment(NamedTuple):
     modules: dict[str, str]  # path of a node -> its module
     spec: EnvSpec
     algorithm: Algorithm
-    env_of: Callable[[PyTree], Env]  # from the environment's traced parameters
-    source_of: Callable[[PyTree], Source]  # one logical shard
+    env_of: Callable[[Settings], Env]
+    source_of: Callable[[Settings], Source]  # one logical shard
     hp: dict[str, float]  # traced; with total_updates
-    env_params: PyTree  # traced
+    settings: Settings  # the other traced settings
     num_shards: int
     env_steps_per_update: int
     prefill_env_steps: int  # what the source takes before the first update
@@ -58,25 +61,24 @@ def build(
     num_shards = _num_shards(config, num_shards)
     dtype = load_module(modules["precision"], "precision").make(config.precision)
     env_module = load_module(modules["env"], "env")
-    traced = {f.name for f in dataclasses.fields(config.env)} & {"params"}
+    source_module = load_module(modules["algo.source"], "algo.source")
+    settings = Settings(_traced(config.env, "params", "env"), _traced(config.algo.source, "hp", "algo.source"))
 
-    def env_of(params: PyTree) -> Env:
-        return env_module.make(dataclasses.replace(config.env, params=params) if traced else config.env)
+    def env_of(settings: Settings) -> Env:
+        return env_module.make(_replaced(config.env, "params", settings.env))
 
-    env_params = config.env.params if traced else {}
-    env = env_of(env_params)
+    env = env_of(settings)
     torso = load_module(modules["network"], "network").make(
         config.network, observation=env.spec.observation, dtype=dtype
     )
     algorithm = load_module(modules["algo"], "algo").make(
         config.algo, spec=env.spec, torso=torso, dtype=dtype, num_shards=num_shards
     )
-    source_module = load_module(modules["algo.source"], "algo.source")
 
-    def source_of(params: PyTree) -> Source:
+    def source_of(settings: Settings) -> Source:
         return source_module.make(
-            config.algo.source,
-            env=env_of(params),
+            _replaced(config.algo.source, "hp", settings.source),
+            env=env_of(settings),
             algorithm=algorithm,
             num_envs=config.algo.num_envs // num_shards,
             num_steps=config.algo.num_steps,
@@ -84,7 +86,7 @@ def build(
         )
 
     env_steps_per_update = config.algo.num_envs * config.algo.num_steps
-    prefill = source_of(env_params).prefill_env_steps * num_shards
+    prefill = source_of(settings).prefill_env_steps * num_shards
     total_updates = max(1, -(-(config.total_env_steps - prefill) // env_steps_per_update))
     hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
     hp["lr"] *= _lr_factor(config)
@@ -98,7 +100,7 @@ def build(
         env_of=env_of,
         source_of=source_of,
         hp=hp,
-        env_params=env_params,
+        settings=settings,
         num_shards=num_shards,
         env_steps_per_update=env_steps_per_update,
         prefill_env_steps=prefill,
@@ -108,16 +110,32 @@ def build(
 
 def resume_fingerprint(experiment: Experiment) -> dict[str, Any]:
     """What must be equal for a full restore. Hardware may differ, since only the logical shards shape the numbers."""
-    free = ("total_env_steps", "run", "hardware.", "debug.")
-    found = {k: v for k, v in fingerprint(experiment.config).items() if not k.startswith(free)}
-    return (
-        found
-        | {"shards": experiment.num_shards}
-        | {path: name for path, name in experiment.modules.items() if path in _SHAPING}
+    return sameness.resume_fingerprint(experiment.config, experiment.modules, experiment.num_shards)
+
+
+def _traced(config: Any, name: str, path: str) -> PyTree:
+    """The traced settings of a part, as plain data; {} where it has none. Raises ConfigError for what is no number."""
+    if name not in {f.name for f in dataclasses.fields(config)}:
+        return {}
+    value = getattr(config, name)
+    values = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+    for key, leaf in jax.tree_util.tree_leaves_with_path(values):
+        if not isinstance(leaf, int | float):
+            where = ".".join([path, name, jax.tree_util.keystr(key, simple=True, separator=".")])
+            raise ConfigError(
+                f"{where}: {leaf!r} is not allowed; expected a number, since {path}.{name} is data of the program"
+            )
+    return values
+
+
+def _replaced(config: Any, name: str, values: PyTree) -> Any:
+    """The part's configuration with these traced settings in it."""
+    if name not in {f.name for f in dataclasses.fields(config)}:
+        return config
+    before = getattr(config, name)
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(before, **values) if dataclasses.is_dataclass(before) else values}
     )
-
-
-_SHAPING = ("algo", "algo.source", "env", "network", "precision")
 
 
 def _num_shards(config: Config, resumed: int | None) -> int:

@@ -118,13 +118,15 @@ def feed_back(layout: Layout, source: Source) -> Callable:
 
 
 def run_shardings(layout: Layout, abstract_run: Any) -> Any:
-    """A sharding for each leaf of a Run(state, data). Raises ConfigError for a parameter rule that cannot be followed."""
+    """A sharding for each leaf of a Run. Raises ConfigError for a parameter rule that cannot be followed."""
     if layout.members_on_data:
         return jax.tree.map(lambda _: layout.member_sharding, abstract_run)
     _check_rules(layout, abstract_run.state)
     shards = NamedSharding(layout.mesh, P(None, "data"))
     state = jax.tree_util.tree_map_with_path(lambda path, x: _param_sharding(layout, path, x), abstract_run.state)
-    return type(abstract_run)(state, jax.tree.map(lambda _: shards, abstract_run.data))
+    data = jax.tree.map(lambda _: shards, abstract_run.data)
+    settings = jax.tree.map(lambda _: layout.replicated, abstract_run.settings)
+    return abstract_run._replace(state=state, data=data, settings=settings)
 
 
 def _check_rules(layout: Layout, state: PyTree) -> None:

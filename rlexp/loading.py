@@ -76,6 +76,6 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), shapes)
     restored = checkpoint.restore_state(store.checkpoints(run_dir), abstract, warn=warnings.warn)
     state = jax.tree.map(lambda x: x[0], restored.run)
-    env = experiment.env_of(experiment.env_params)
+    env = experiment.env_of(experiment.settings)
     explore = config.eval.mode == "sampled"
     return Agent(config, env, experiment.algorithm, state, restored.update, restored.meta["env_steps"], explore)

@@ -26,7 +26,7 @@ from rlexp.layout import Layout, over_members
 from rlexp.loggers import jsonl
 from rlexp.program import Program, Run, Traced, collect_once, learn_once
 from rlexp.trainer import Member, layout_of
-from rlexp.types import Batch, PyTree
+from rlexp.types import Batch, PyTree, Settings
 
 _REPETITIONS = 5
 _CHUNK_S, _MAX_UPDATES = 0.2, 64  # a timed chunk takes about so long, and has at most so many updates
@@ -92,7 +92,7 @@ def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path
         return compiled.init(), None
     checkpoint, what, where = lead.part("checkpoint"), lead.config.checkpoint.restore, store.checkpoints(resume_dir)
     if what == "all":
-        found = checkpoint.restore(where, traced.abstract_run, warn=warnings.warn)
+        found = checkpoint.restore(where, traced.abstract_run, warn=warnings.warn, settings=traced.settings())
         return (found.run, found.update) if found else (compiled.init(), None)
     found = checkpoint.restore_into(where, compiled.init(), what=what, warn=warnings.warn)
     return (found.run if found else compiled.init()), None
@@ -107,8 +107,8 @@ def _clocks(
     """Medians over repetitions in which the parts take turns. `lines` takes the metric lines, and is removed."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
 
-    def collect_all(state: PyTree, data: PyTree) -> Any:
-        return over_members(layout, lambda r: collect_once(lead, layout, r))(Run(state, data))
+    def collect_all(state: PyTree, data: PyTree, settings: Settings) -> Any:
+        return over_members(layout, lambda r: collect_once(lead, layout, r))(Run(state, data, settings))
 
     def learn_all(run: Run, batch: Batch) -> Any:
         return over_members(layout, lambda r, b: learn_once(lead, layout, r, b))(run, batch)
@@ -120,9 +120,9 @@ def _clocks(
     def apart(run: Run, num_updates: int) -> tuple[Run, float, float]:
         rollout_s = update_s = 0.0
         for _ in range(num_updates):
-            seconds, (data, batch, _) = _timed(rollout, run.state, run.data)
+            seconds, (data, batch, _) = _timed(rollout, *run)
             rollout_s += seconds
-            seconds, (run, _) = _timed(learn, Run(run.state, data), batch)
+            seconds, (run, _) = _timed(learn, run._replace(data=data), batch)
             update_s += seconds
         return run, rollout_s, update_s
 

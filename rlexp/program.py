@@ -1,7 +1,7 @@
 """The compiled programs of a pack: init, chunk, evaluate. Each is compiled once, ahead of time.
 
 Every argument and result has the members as its first axis. Members differ in data only: seed, hyperparameters and
-environment parameters.
+other traced settings.
 """
 
 import functools
@@ -16,14 +16,15 @@ import numpy as np
 from rlexp.evaluate import Episodes, evaluate
 from rlexp.experiment import Experiment
 from rlexp.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
-from rlexp.types import Batch, Key, Mean, Metrics, PyTree
+from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Settings
 
 
 class Run(NamedTuple):
     """A whole run: what is checkpointed, vmapped, sharded and donated."""
 
     state: PyTree
-    data: PyTree
+    data: PyTree  # the source's
+    settings: Settings  # the environment and the source are built from them, inside the trace
 
 
 class Program(NamedTuple):
@@ -40,6 +41,7 @@ class Traced(NamedTuple):
     """A pack before compilation: enough to restore a checkpoint."""
 
     abstract_run: Run  # shapes, types and shardings
+    settings: Callable[[], Settings]  # of a fresh Run, on the devices
     compile: Callable[[], Program]
     lower_chunk: Callable[[], jax.stages.Lowered]  # needs no devices: the mesh may be one that is only described
     # The same for as many other members, which differ in data only: they are compiled once for all.
@@ -57,38 +59,38 @@ def evaluation_key(seed: Any, update: Any) -> Key:
 
 def collect_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[PyTree, Batch, Metrics]:
     """The first half of an update, of one member: (data, what was collected, metrics)."""
-    source = experiment.source_of(experiment.env_params)
+    source = experiment.source_of(run.settings)
     with jax.named_scope("rollout"):
         return collect(layout, source)(run.data, experiment.algorithm.policy(run.state, True))
 
 
 def learn_once(experiment: Experiment, layout: Layout, run: Run, batch: Batch) -> tuple[Run, Metrics]:
     """The second half: learn from what was collected, and tell the source what it was worth."""
-    source, data = experiment.source_of(experiment.env_params), run.data
+    source, data = experiment.source_of(run.settings), run.data
     with jax.named_scope("update"):
         state, updates = jax.lax.scan(experiment.algorithm.update, run.state, batch)
         if updates.priority is not None:
             data = feed_back(layout, source)(data, batch, updates.priority)
-        return Run(state, data), jax.tree.map(jnp.sum, updates.metrics)
+        return Run(state, data, run.settings), jax.tree.map(jnp.sum, updates.metrics)
 
 
 def update_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[Run, Metrics]:
     """Collect, learn, report: one step of the training loop, of one member."""
     data, batch, metrics = collect_once(experiment, layout, run)
-    run, losses = learn_once(experiment, layout, Run(run.state, data), batch)
+    run, losses = learn_once(experiment, layout, run._replace(data=data), batch)
     return run, metrics | losses
 
 
 def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
-    """Experiments may differ in seed, hp and environment parameters only."""
+    """Experiments may differ in seed, hp and settings only."""
     lead = experiments[0]
     greedy = lead.config.eval.mode == "greedy"
 
-    def init_one(seed: jax.Array, hp: PyTree, env_params: PyTree) -> Run:
+    def init_one(seed: jax.Array, hp: PyTree, settings: Settings) -> Run:
         state_key, data_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), _TRAIN))
         state = lead.algorithm.init(state_key, hp)
         policy = lead.algorithm.policy(state, True)
-        return Run(state, init_shards(layout, lead.source_of(env_params))(data_key, policy))
+        return Run(state, init_shards(layout, lead.source_of(settings))(data_key, policy), settings)
 
     def chunk_one(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
         once = jax.jit(lambda r: update_once(lead, layout, r), inline=True)  # traced once for its shapes and the loop
@@ -101,18 +103,17 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
         return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
 
-    def evaluate_one(state: PyTree, seed: jax.Array, env_params: PyTree, update: jax.Array) -> Episodes:
+    def evaluate_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array) -> Episodes:
         policy = lead.algorithm.policy(state, not greedy)
-        env, num_episodes = lead.env_of(env_params), lead.config.eval.num_episodes
+        env, num_episodes = lead.env_of(settings), lead.config.eval.num_episodes
         return evaluate(env, lead.algorithm, policy, evaluation_key(seed, update), num_episodes=num_episodes)
 
     def chunk_all(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
         # one trip count for all members: a batched one would make every carry a select
         return over_members(layout, lambda r: chunk_one(r, num_updates))(run)
 
-    def evaluate_all(state: PyTree, update: jax.Array, seeds: jax.Array, hp: PyTree, env_params: PyTree) -> Episodes:
-        del hp
-        return over_members(layout, lambda s, k, p: evaluate_one(s, k, p, update))(state, seeds, env_params)
+    def evaluate_all(state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array) -> Episodes:
+        return over_members(layout, lambda s, t, k: evaluate_one(s, t, k, update))(state, settings, seeds)
 
     init_all = over_members(layout, init_one)
     shapes = jax.eval_shape(init_all, *_member_data(experiments))
@@ -133,8 +134,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         placed = jax.device_put(_member_data(experiments), per_member)
         init = jax.jit(init_all, out_shardings=shardings).lower(*placed).compile()
         chunk = lower_chunk().compile()
-        play = jax.jit(evaluate_all, out_shardings=per_member).lower(abstract_run.state, count, *placed).compile()
-        return init, chunk, play
+        play = jax.jit(evaluate_all, out_shardings=per_member)
+        return init, chunk, play.lower(abstract_run.state, abstract_run.settings, placed[0], count).compile()
 
     def of(members: Sequence[Experiment]) -> Traced:
         def compile_all() -> Program:
@@ -144,20 +145,28 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             return Program(
                 init=lambda: init(*placed),
                 chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
-                evaluate=lambda run, update: play(run.state, np.int32(update), *placed),
+                evaluate=lambda run, update: play(run.state, run.settings, placed[0], np.int32(update)),
                 compile_s=time.perf_counter() - began,
                 executable=chunk,
             )
 
-        return Traced(abstract_run, compile_all, lower_chunk, of)
+        def settings() -> Settings:
+            return jax.device_put(stacked_settings(members), shardings.settings)
+
+        return Traced(abstract_run, settings, compile_all, lower_chunk, of)
 
     return of(experiments)
 
 
-def _member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, PyTree]:
-    """What members differ in: (seeds, hyperparameters, environment parameters)."""
+def _member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, Settings]:
+    """What members differ in: (seeds, hyperparameters, other settings)."""
     seeds = np.array([e.config.seed for e in experiments], np.uint32)
-    return seeds, _stack([e.hp for e in experiments]), _stack([e.env_params for e in experiments])
+    return seeds, _stack([e.hp for e in experiments]), stacked_settings(experiments)
+
+
+def stacked_settings(experiments: Sequence[Experiment]) -> Settings:
+    """Those of the members, as they stand in a fresh Run."""
+    return _stack([e.settings for e in experiments])
 
 
 def mean(metric: Mean) -> np.ndarray:

@@ -98,7 +98,8 @@ def train_pack(
     warnings: list[str] = []
     restored = None
     if resume and resume.what == "all":
-        restored = checkpoint.restore(store.checkpoints(resume.dir), traced.abstract_run, warn=warnings.append)
+        at, abstract = store.checkpoints(resume.dir), traced.abstract_run
+        restored = checkpoint.restore(at, abstract, warn=warnings.append, settings=traced.settings())
     first_update, earlier_wall_s = (restored.update, restored.meta["wall_s"]) if restored else (0, 0.0)
     first_env_steps = lead.env_steps(first_update) if restored else 0
     is_lead = distributed.is_lead()
@@ -168,7 +169,8 @@ def train_pack(
             folder = store.checkpoints(members[i].dir)
             saver.wait()
             with contextlib.suppress(OSError, ConfigError):  # its disk is full, perhaps
-                good = checkpoint.restore(folder, one, warn=progress.warn)
+                own = jax.tree.map(jnp.asarray, program.stacked_settings([members[i].experiment]))
+                good = checkpoint.restore(folder, one, warn=progress.warn, settings=own)
                 checkpoint.leave_pack(folder)  # which saves this member's numbers from now on too
                 if good is not None:
                     checkpoint.put(config.checkpoint, folder, good.update, good.run, good.meta, objectives[i])

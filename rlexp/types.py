@@ -68,6 +68,13 @@ class Batch(NamedTuple):
     ids: PyTree = ()  # the source's own names for the samples, or ()
 
 
+class Settings(NamedTuple):
+    """What members of a pack may differ in beside their seed and State.hp: numbers, which the program reads as data."""
+
+    env: PyTree  # env.params
+    source: PyTree  # algo.source.hp
+
+
 class Mean(NamedTuple):
     """A metric: means over shards, steps and chunks are exact, since only sums are ever added."""
 

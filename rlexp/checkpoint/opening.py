@@ -26,22 +26,32 @@ class Restored(NamedTuple):
     meta: dict[str, Any]
 
 
-def restore(directory: AnyPath, abstract_run: PyTree, *, warn: Warn) -> Restored | None:
+def restore(directory: AnyPath, abstract_run: Any, *, warn: Warn, settings: PyTree = None) -> Restored | None:
     """The newest checkpoint, bit for bit; None where there is none. Damaged ones are passed over, with a warning each.
 
     Args:
       abstract_run: shapes, dtypes and shardings (none: the first device), as jax.ShapeDtypeStruct or as arrays. They
         need not lie on as many devices as the Run that was saved.
+      settings: Run.settings where it was saved before there were any.
 
     Raises:
       ConfigError: all checkpoints are damaged, or the Run has another structure than the saved one.
     """
-    return _restore(directory, (), abstract_run, ("run", "meta"), warn)
+    found = _newest(directory, ("run", "meta"), warn)
+    if found is None:
+        return None
+    if settings is None or saved_leaves(found.step, ("settings",)):
+        run = _read(found, (), abstract_run)
+    else:
+        parts = {"state": abstract_run.state, "data": abstract_run.data}
+        run = abstract_run._replace(**_read(found, (), parts), settings=settings)
+    return Restored(int(found.step.name), run, found.meta())
 
 
 def restore_state(directory: AnyPath, abstract_state: PyTree, *, warn: Warn) -> Restored | None:
     """As `restore`, but only Run.state, to act and evaluate with. The rest is not read, and may differ."""
-    return _restore(directory, ("state",), abstract_state, ("meta",), warn)
+    found = _newest(directory, ("meta",), warn)
+    return Restored(int(found.step.name), _read(found, ("state",), abstract_state), found.meta()) if found else None
 
 
 def restore_into(directory: AnyPath, fresh_run: PyTree, *, what: What, warn: Warn) -> Restored | None:
@@ -90,11 +100,6 @@ def _newest(directory: AnyPath, checked: Sequence[str], warn: Warn) -> Found | N
     if faults:
         raise ConfigError(f"{directory}: no checkpoint can be read; {'; '.join(faults)}")
     return None
-
-
-def _restore(directory: AnyPath, at: Keys, abstract: PyTree, checked: Sequence[str], warn: Warn) -> Restored | None:
-    found = _newest(directory, checked, warn)
-    return Restored(int(found.step.name), _read(found, at, abstract), found.meta()) if found else None
 
 
 def _read(found: Found, at: Keys, abstract: PyTree) -> PyTree:

@@ -44,7 +44,7 @@ class Episode(NamedTuple):
     """The state of an `episodic` environment."""
 
     inner: PyTree  # the environment's own
-    params: PyTree
+    params: PyTree  # those that this episode began with
     key: Key  # never changes; each step folds `steps` into it
     steps: jax.Array  # steps of all episodes and resets so far, int32
     time: jax.Array  # steps of this episode, int32
@@ -91,8 +91,8 @@ def episodic(
     """An Env from `reset(key, params) -> (state, obs)` and `step(key, state, action, params) -> Transition`.
 
     Adds what every environment needs and few get right: a key in the state, truncation after `spec.max_episode_steps`,
-    termination before truncation, and next-step autoreset. `params` are the environment's traced settings: they travel
-    in the state, so that jobs which differ in them can share one program.
+    termination before truncation, and next-step autoreset. `params` are the environment's traced settings, which the
+    program reads from Run.settings. An episode keeps those that it began with: what changes them acts from the next reset.
 
     Under vmap both branches of a condition run, so each step pays for a `reset`, as in every vmapped environment. The
     reset and the step have a key of their own each; one that is not used costs nothing once compiled.
@@ -127,23 +127,24 @@ def episodic(
         )
 
     def step_env(state: Episode, action: Any) -> tuple[Episode, TimeStep]:
-        fresh_inner, fresh_obs = begin(state.key, state.params, state.steps)
+        again = state.last
+
+        def pick(fresh: PyTree, went_on: PyTree) -> PyTree:
+            return jax.tree.map(lambda a, b: jnp.where(again, a, b), fresh, went_on)
+
+        traced = pick(_strong(params), state.params)
+        fresh_inner, fresh_obs = begin(state.key, traced, state.steps)
         out = step(jax.random.fold_in(state.key, 2 * state.steps + 1), state.inner, action, state.params)
         inner, obs = _strong(out.state), _strong(out.obs)
         _check_like(f"{spec.name}: the state of step, against reset", inner, fresh_inner)
         _check_like(f"{spec.name}: the observation of step, against reset", obs, fresh_obs)
         _check_scalars(spec.name, out)
-        again = state.last
         zero, one = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
-
-        def pick(fresh: PyTree, went_on: PyTree) -> PyTree:
-            return jax.tree.map(lambda a, b: jnp.where(again, a, b), fresh, went_on)
-
         time = jnp.where(again, 0, state.time + 1)
         terminated = jnp.asarray(out.terminated, bool) & ~again
         truncated = (jnp.asarray(out.truncated, bool) | (time >= spec.max_episode_steps)) & ~again
         last = terminated | truncated
-        next_state = Episode(pick(fresh_inner, inner), state.params, state.key, state.steps + 1, time, last)
+        next_state = Episode(pick(fresh_inner, inner), traced, state.key, state.steps + 1, time, last)
         return next_state, TimeStep(
             pick(fresh_obs, obs),
             reward=jnp.where(again, zero, jnp.asarray(out.reward, jnp.float32)),

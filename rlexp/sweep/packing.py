@@ -1,6 +1,5 @@
 """Which jobs of a sweep train as one program."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from rlexp import config
 from rlexp.compose import override_key
-from rlexp.config import TRACED, Config, ConfigError, load_module
+from rlexp.config import Config, ConfigError, load_module
+from rlexp.sameness import job_fingerprint, pack_key
 
 Pack = Literal["auto", "off", "require"]
 
@@ -32,28 +31,9 @@ def without_launcher(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(o for o in overrides if override_key(o).split(".")[0] not in ("launcher", "sweeper"))
 
 
-def key(node: dict[str, Any]) -> str:
-    """Jobs with the same key may be members of one pack: all but seed and traced fields is equal.
-
-    Fields that do not shape the program, such as how often lines are written, are in it too: a pack has one rhythm.
-    """
-    same = node | {"seed": None, "launcher": None, "sweeper": None}
-    return json.dumps(_without_traced(same), sort_keys=True, default=str)
-
-
 def fingerprint(job: Job) -> str:
-    """Of all that shapes a job's results: its settings but those of the hardware, and the modules that they belong to."""
-    settings = {k: v for k, v in config.fingerprint(job.config).items() if not k.startswith(("hardware.", "debug."))}
-    modules = {k: v for k, v in job.modules.items() if k.split(".")[0] in ("algo", "env", "network", "precision")}
-    evaluation = dataclasses.asdict(job.config.eval)  # which the objective comes from
-    text = json.dumps([settings, modules, evaluation], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _without_traced(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    return {k: sorted(v) if k in TRACED and isinstance(v, dict) else _without_traced(v) for k, v in node.items()}
+    """Of all that shapes a job's results, wherever it runs."""
+    return job_fingerprint(job.config, job.modules)
 
 
 def packs(
@@ -71,7 +51,7 @@ def packs(
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         alone = pack == "off" or job.config.run != "train"
-        groups.setdefault(f"{job.number}" if alone else key(job.node), []).append(job)
+        groups.setdefault(f"{job.number}" if alone else pack_key(job.node), []).append(job)
     found = []
     for group in groups.values():
         on_the_host = _on_the_host(group[0])

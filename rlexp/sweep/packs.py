@@ -13,8 +13,8 @@ from rlexp import experiment as experiments
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.program import Traced, trace
+from rlexp.sameness import pack_key
 from rlexp.stop import Stop
-from rlexp.sweep import packing
 from rlexp.sweep.journal import Record
 from rlexp.sweep.manifest import OVER
 from rlexp.sweep.packing import Job, name
@@ -32,7 +32,7 @@ class Programs:
 
     def of(self, pack: Sequence[Job], built: Sequence[Experiment]) -> Traced:
         """Raises ConfigError where the devices are not there."""
-        key = (packing.key(pack[0].node), len(pack))
+        key = (pack_key(pack[0].node), len(pack))
         fresh = key != self._key
         self._traced = trace(built, layout_of(built)) if fresh else self._traced.with_members(built)
         self._key = key

@@ -45,7 +45,7 @@ class Case(NamedTuple):
 @functools.cache
 def case(algorithm: str, env: str) -> Case:
     built = build(algorithm, env)
-    functions, source = built.algorithm, built.source_of(built.env_params)
+    functions, source = built.algorithm, built.source_of(built.settings)
     hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
 
     @jax.jit
@@ -63,7 +63,7 @@ def case(algorithm: str, env: str) -> Case:
 
     state, batches = begin(jax.random.key(0), hp)
     first = jax.tree.map(lambda x: x[0], batches)
-    seen = first_timesteps(built.env_of(built.env_params))
+    seen = first_timesteps(built.env_of(built.settings))
     return Case(built, hp, state, first, seen, jax.jit(update), jax.jit(functions.act), num_traces)
 
 
@@ -267,6 +267,6 @@ def test_continuous_actions_are_learnt_or_refused_in_one_line(algorithm):
     hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
     state = jax.eval_shape(built.algorithm.init, jax.random.key(0), hp)
     policy = jax.eval_shape(lambda s: built.algorithm.policy(s, True), state)
-    timestep = jax.eval_shape(jax.vmap(built.env_of({}).reset), jax.random.split(jax.random.key(0), N))[1]
+    timestep = jax.eval_shape(jax.vmap(built.env_of(built.settings).reset), jax.random.split(jax.random.key(0), N))[1]
     action = jax.eval_shape(built.algorithm.act, policy, built.algorithm.carry(N), timestep, jax.random.key(0))[0]
     assert (action.shape, action.dtype) == ((N, 1), jnp.float32)

@@ -1,0 +1,107 @@
+"""Which settings must be equal, and for what: to share a program, to go on from a checkpoint, to be the same job of a sweep.
+
+One table says it for every path; nothing else decides.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_type_hints
+
+from rlexp.config import Config
+
+# Data of the program, not part of it: numbers that members of a pack may differ in. Exact paths: a dict of the same name
+# elsewhere, such as network.params, shapes the program.
+TRACED = ("algo.hp", "env.params", "algo.source.hp")
+
+
+class Equal(NamedTuple):
+    """What a setting must be equal for."""
+
+    pack: bool  # two jobs train as one program
+    resume: bool  # all of a checkpoint is restored
+    job: bool  # a job of a sweep is the one that the sweep's manifest has
+
+
+SHAPING = Equal(pack=True, resume=True, job=True)  # of what stands in no line below
+HOST = Equal(pack=True, resume=False, job=False)  # names, paths, logging; equal in a pack, which has one rhythm
+# The longest path that fits counts.
+TABLE = {
+    "seed": Equal(pack=False, resume=True, job=True),
+    **dict.fromkeys(TRACED, Equal(pack=False, resume=True, job=True)),
+    "run": Equal(pack=True, resume=False, job=True),
+    "total_env_steps": Equal(pack=True, resume=False, job=True),
+    "eval": Equal(pack=True, resume=False, job=True),  # the objective comes from it
+    "hardware": Equal(pack=True, resume=False, job=False),  # only the logical shards shape the numbers
+    "debug": Equal(pack=True, resume=False, job=False),
+    "launcher": Equal(pack=False, resume=False, job=False),
+    "sweeper": Equal(pack=False, resume=False, job=False),
+}
+# Modules have no line of their own: they are compared where what they make shapes the numbers.
+_MADE_OF = ("algo", "env", "network", "precision")
+
+
+def must(path: str, *, host: bool = False) -> Equal:
+    """What the setting at a path must be equal for."""
+    while path:
+        if path in TABLE:
+            return TABLE[path]
+        path = path.rpartition(".")[0]
+    return HOST if host else SHAPING
+
+
+def pack_key(node: Mapping[str, Any]) -> str:
+    """Jobs with the same key may be members of one pack. Which traced settings there are is in it, but not their values."""
+    return json.dumps(_shared(node, ""), sort_keys=True, default=str)
+
+
+def resume_fingerprint(config: Config, modules: Mapping[str, str], num_shards: int) -> dict[str, Any]:
+    """{path: value} of what must be equal for a full restore."""
+    made_of = {path: name for path, name in modules.items() if path in (*_MADE_OF, "algo.source")}
+    return {k: v for k, (v, equal) in _settings(config).items() if equal.resume} | {"shards": num_shards} | made_of
+
+
+def job_fingerprint(config: Config, modules: Mapping[str, str]) -> str:
+    """Of all that shapes a job's results."""
+    settings = {k: v for k, (v, equal) in _settings(config).items() if equal.job and not k.startswith("eval.")}
+    made_of = {k: v for k, v in modules.items() if k.split(".")[0] in _MADE_OF}
+    text = json.dumps([settings, made_of, dataclasses.asdict(config.eval)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _shared(node: Any, path: str) -> Any:
+    if path in TRACED:
+        return _names(node)
+    if path and not must(path).pack:
+        return None
+    if isinstance(node, Mapping):
+        return {k: _shared(v, _join(path, k)) for k, v in node.items()}
+    return node
+
+
+def _names(node: Any) -> Any:
+    """What is there, without the numbers."""
+    if isinstance(node, Mapping):
+        return {k: _names(v) for k, v in node.items()}
+    return [_names(v) for v in node] if isinstance(node, list | tuple) else None
+
+
+def _settings(config: Any, path: str = "", host: bool = False) -> dict[str, tuple[Any, Equal]]:
+    """{path: (value, what it must be equal for)} of all fields."""
+    out: dict[str, tuple[Any, Equal]] = {}
+    hints = get_type_hints(type(config), include_extras=True)
+    for field in dataclasses.fields(config):
+        key, value = _join(path, field.name), getattr(config, field.name)
+        its_host = host or "host" in getattr(hints[field.name], "__metadata__", ())
+        if dataclasses.is_dataclass(value):
+            out |= _settings(value, key, its_host)
+        elif isinstance(value, Mapping):
+            out |= {_join(key, k): (v, must(key, host=its_host)) for k, v in value.items()}
+        else:
+            out[key] = (value, must(key, host=its_host))
+    return out
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
