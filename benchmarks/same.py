@@ -285,6 +285,18 @@ def checkout(base: str) -> tuple[str, Path]:
     return commit, tree
 
 
+def this_tree() -> Path:
+    """A copy of the working tree, so that one may go on editing."""
+    tree = HOME / "trees" / f"this-{os.getpid()}"
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    return tree
+
+
 def main(arguments: Sequence[str], say: Say) -> int:
     """The exit code: 1 for a difference, or where a side could not run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks same", description=__doc__)
@@ -297,6 +309,7 @@ def main(arguments: Sequence[str], say: Say) -> int:
     except Failed as error:
         print(f"same: {error}", file=sys.stderr)
         return 1
+    ours = this_tree()
     free: queue.Queue[Path] = queue.Queue()
     for lane in range(LANES):
         free.put(HOME / f"cache{lane}")
@@ -313,7 +326,7 @@ def main(arguments: Sequence[str], say: Say) -> int:
         with a_cache() as cache:
             started = time.perf_counter()
             try:
-                found = compare_case(case, Side(tree, cache), Side(ROOT, cache), commit)
+                found = compare_case(case, Side(tree, cache), Side(ours, cache), commit)
             except Failed as error:
                 found = [Compared(case.name, "", 0, 0, [str(error)], [])]
             say(f"  {case.name}: {time.perf_counter() - started:.0f} s")
@@ -322,6 +335,7 @@ def main(arguments: Sequence[str], say: Say) -> int:
     with ThreadPoolExecutor(LANES) as lanes:
         wanted = [case for case in cases() if chosen.only in case.name]
         rows = [row for found in lanes.map(compared, wanted) for row in found]
+    shutil.rmtree(ours)
     cells = [
         [row.case, row.run, f"{row.leaves} leaves", f"{row.lines} lines", "DIFFERS" if row.differences else "same"]
         for row in rows

@@ -118,7 +118,7 @@ def _traced(config: Any, name: str, path: str) -> PyTree:
     if name not in {f.name for f in dataclasses.fields(config)}:
         return {}
     value = getattr(config, name)
-    values = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+    values = value if isinstance(value, Mapping) else dataclasses.asdict(value)
     for key, leaf in jax.tree_util.tree_leaves_with_path(values):
         if not isinstance(leaf, int | float):
             where = ".".join([path, name, jax.tree_util.keystr(key, simple=True, separator=".")])
@@ -133,9 +133,8 @@ def _replaced(config: Any, name: str, values: PyTree) -> Any:
     if name not in {f.name for f in dataclasses.fields(config)}:
         return config
     before = getattr(config, name)
-    return dataclasses.replace(
-        config, **{name: dataclasses.replace(before, **values) if dataclasses.is_dataclass(before) else values}
-    )
+    now = values if isinstance(before, Mapping) else dataclasses.replace(before, **values)
+    return dataclasses.replace(config, **{name: now})
 
 
 def _num_shards(config: Config, resumed: int | None) -> int:
