@@ -83,7 +83,11 @@ Part = Annotated[Any, AfterValidator(_is_part)]  # a node with `module:`; holds 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def schema(cls: type[T]) -> type[T]:
-    """A frozen dataclass without defaults that pydantic checks strictly; the string under a field is its doc."""
+    """A frozen dataclass that pydantic checks strictly; the string under a field is its doc.
+
+    Values live in YAML. Only a key that was added after a release has a default, its earlier behaviour: runs and YAML files from
+    before are still read.
+    """
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     cls.__pydantic_config__ = _CHECKED  # type: ignore[attr-defined]
     return cls

@@ -56,10 +56,11 @@ def evaluate(env: Env, algorithm: Algorithm, policy: Any, key: Key, *, num_episo
 
 
 def episode_means(episodes: Episodes) -> dict[str, np.ndarray]:
-    """{metric: float64}, over the last axis: mean and standard deviation of the returns, and the mean length."""
+    """{metric: float64}, over the last axis: mean and standard deviation of the returns, and the means of the others."""
     returns, lengths = np.asarray(episodes.episode_return, np.float64), np.asarray(episodes.length, np.float64)
     return {
         "eval/return_mean": returns.mean(axis=-1),
         "eval/return_std": returns.std(axis=-1),
         "eval/length_mean": lengths.mean(axis=-1),
+        **{f"eval/env/{name}": np.asarray(x, np.float64).mean(axis=-1) for name, x in sorted(episodes.info.items())},
     }

@@ -88,11 +88,13 @@ def _names(node: Any) -> Any:
 
 
 def _settings(config: Any, path: str = "", host: bool = False) -> dict[str, tuple[Any, Equal]]:
-    """{path: (value, what it must be equal for)} of all fields."""
+    """{path: (value, what it must be equal for)} of all fields, but those that came later and say what was so before."""
     out: dict[str, tuple[Any, Equal]] = {}
     hints = get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         key, value = _join(path, field.name), getattr(config, field.name)
+        if field.default is not dataclasses.MISSING and value == field.default:
+            continue  # what is from before there was this key does not have it
         its_host = host or "host" in getattr(hints[field.name], "__metadata__", ())
         if dataclasses.is_dataclass(value):
             out |= _settings(value, key, its_host)

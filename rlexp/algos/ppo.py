@@ -23,6 +23,8 @@ from rlexp.algos import common
 from rlexp.algos.base import Algorithm
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
+from rlexp.networks.base import SharedTrunk
+from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
 from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
 from rlexp.ops.losses import clipped_surrogate, clipped_value
@@ -125,20 +127,28 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
     action_shape = () if isinstance(spec.action, Discrete) else spec.action.shape
     num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else math.prod(action_shape)
-    actor = Head(torso, num_outputs, scale=0.01, dtype=dtype)
-    critic = Head(torso, 1, scale=1.0, dtype=dtype)
+    shared = isinstance(torso, SharedTrunk)
+
+    def head(size: int, scale: float) -> nn.Module:
+        return Dense(size, scale, dtype, out_dtype=jnp.float32) if shared else Head(torso, size, scale, dtype)
+
+    actor, critic = head(num_outputs, 0.01), head(1, 1.0)
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
         return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
 
-    def distribution(params: PyTree, obs: PyTree) -> Any:
-        out: Any = actor.apply(params["actor"], obs)
+    def seen(params: PyTree, obs: PyTree) -> Any:
+        """What actor and critic see: features of the torso that they share, or the observation."""
+        return torso.apply(params["trunk"], obs) if shared else obs
+
+    def distribution(params: PyTree, features: Any, obs: PyTree) -> Any:
+        out: Any = actor.apply(params["actor"], features)
         if not discrete:
             return DiagonalNormal(out, jnp.broadcast_to(params["log_std"], out.shape))
         return masked(out, obs["action_mask"]) if common.has_mask(spec) else Categorical(out)
 
-    def value_of(params: PyTree, obs: PyTree) -> jax.Array:
-        value: Any = critic.apply(params["critic"], obs)
+    def value_of(params: PyTree, features: Any) -> jax.Array:
+        value: Any = critic.apply(params["critic"], features)
         return value[..., 0]
 
     def flat(action: jax.Array) -> jax.Array:
@@ -153,7 +163,9 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
     def init(key: Key, hp: dict[str, jax.Array]) -> State:
         actor_key, critic_key, state_key = jax.random.split(key, 3)
         obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
-        params: dict[str, Any] = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
+        params: dict[str, Any] = {"trunk": torso.init(jax.random.fold_in(actor_key, 1), obs)} if shared else {}
+        features = seen(params, obs)
+        params |= {"actor": actor.init(actor_key, features), "critic": critic.init(critic_key, features)}
         if not discrete:
             params["log_std"] = jnp.zeros((num_outputs,), jnp.float32)
         step = jnp.zeros((), jnp.int32)
@@ -165,15 +177,16 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         return Policy(acting, state.normaliser, jnp.asarray(explore))
 
     def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
-        pi = distribution(policy.params, normalise(policy.normaliser, timestep.obs))
+        obs = normalise(policy.normaliser, timestep.obs)
+        pi = distribution(policy.params, seen(policy.params, obs), obs)
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         extras = {"log_prob": pi.log_prob(action)}
         return action if discrete else action.reshape(*action.shape[:-1], *action_shape), carry, extras
 
     def loss(params: PyTree, rows: Rows, hp: dict[str, jax.Array], num_rows: jax.Array) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
-        pi = distribution(params, rows.obs)
-        value = value_of(params, rows.obs)
+        features = seen(params, rows.obs)
+        pi, value = distribution(params, features, rows.obs), value_of(params, features)
         log_prob = pi.log_prob(rows.action)
         policy_loss = clipped_surrogate(
             log_prob, log_prob_old=rows.log_prob, advantage=rows.advantage, clip_eps=hp["clip_eps"]
@@ -216,7 +229,7 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         key, shuffle_key = jax.random.split(state.key)
         trajectory = batch.trajectory
         obs = normalise(state.normaliser, trajectory.obs)
-        value = value_of(state.params, obs)  # [T+1, B]
+        value = value_of(state.params, seen(state.params, obs))  # [T+1, B]
         estimate = jax.vmap(
             lambda r, d, w, v: gae(
                 r, discount=d, valid=w, value=v, gamma=state.hp["gamma"], lam=state.hp["gae_lambda"]
@@ -249,8 +262,8 @@ def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_sha
         metrics = jax.tree.map(jnp.sum, metrics)
         metrics["loss/explained_variance"] = common.single(_explained_variance(value[:-1], target, weight))
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
-            seen = jax.tree.map(lambda x: x[:-1], trajectory.obs)
-            stats = observation_normaliser.update(state.normaliser, seen, trajectory.valid[:-1])
+            rows_of_obs = jax.tree.map(lambda x: x[:-1], trajectory.obs)
+            stats = observation_normaliser.update(state.normaliser, rows_of_obs, trajectory.valid[:-1])
             learnt = learnt._replace(normaliser=stats)
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 

@@ -3,8 +3,9 @@
 Everything here is for one environment: no leading axes. The source vmaps.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from rlexp.types import Discrete, EnvSpec, Key, PyTree, TimeStep
 
 EnvState = Any
+Tally = Literal["last", "mean", "max", "sum"]  # what of an episode a number of `info` stands for
 
 
 class Env(NamedTuple):
@@ -37,7 +39,7 @@ class Transition(NamedTuple):
     reward: Any  # scalar
     terminated: Any  # the episode truly ended: nothing is to be gained after it
     truncated: Any = False  # it was cut short: its value goes on
-    info: Any = ()  # {name: scalar}; the value at an episode's last step is what is averaged and logged as env/<name>
+    info: Any = ()  # {name: scalar}; one number of each episode is averaged and logged as env/<name>, see `episodic`
 
 
 class Episode(NamedTuple):
@@ -87,6 +89,7 @@ def episodic(
     step: Callable[[Key, PyTree, Any, PyTree], Transition],
     *,
     params: PyTree = (),
+    info: Mapping[str, Tally] = MappingProxyType({}),
 ) -> Env:
     """An Env from `reset(key, params) -> (state, obs)` and `step(key, state, action, params) -> Transition`.
 
@@ -94,12 +97,18 @@ def episodic(
     termination before truncation, and next-step autoreset. `params` are the environment's traced settings, which the
     program reads from Run.settings. An episode keeps those that it began with: what changes them acts from the next reset.
 
+    `info` says, by name, what of an episode is logged of a number in `Transition.info`: its value at the last step, which is
+    what those not named get, or its mean, maximum or sum over the episode's steps.
+
     Under vmap both branches of a condition run, so each step pays for a `reset`, as in every vmapped environment. The
     reset and the step have a key of their own each; one that is not used costs nothing once compiled.
 
     Raises:
       ValueError: while tracing, when an observation or a state is not of the shape and type that was promised.
     """
+
+    if info:
+        reset, step = _tallied(spec.name, reset, step, info)
 
     def begin(key: Key, params: PyTree, steps: jax.Array) -> tuple[PyTree, PyTree]:
         inner, obs = reset(jax.random.fold_in(key, 2 * steps), params)
@@ -155,6 +164,40 @@ def episodic(
         )
 
     return Env(spec, reset_env, step_env)
+
+
+class Tallied(NamedTuple):
+    """The state of an environment some of whose numbers are of the whole episode."""
+
+    inner: PyTree
+    steps: jax.Array  # of this episode, float32
+    tallies: dict[str, jax.Array]  # sums and maxima so far, float32
+
+
+def _tallied(name: str, reset: Callable, step: Callable, info: Mapping[str, Tally]) -> tuple[Callable, Callable]:
+    """The same functions, but at every step `info` has what the episode's steps so far come to."""
+    kept = {n: how for n, how in info.items() if how != "last"}
+
+    def begin(key: Key, params: PyTree) -> tuple[Tallied, PyTree]:
+        inner, obs = reset(key, params)
+        empty = {n: jnp.asarray(-jnp.inf if how == "max" else 0.0, jnp.float32) for n, how in kept.items()}
+        return Tallied(inner, jnp.zeros((), jnp.float32), empty), obs
+
+    def go_on(key: Key, state: Tallied, action: Any, params: PyTree) -> Transition:
+        out = step(key, state.inner, action, params)
+        told = dict(out.info or {})
+        if unknown := info.keys() - told.keys():
+            raise ValueError(
+                f"{name}: info of step has no {min(unknown)!r}, only {', '.join(sorted(told)) or 'nothing'}"
+            )
+        steps, tallies = state.steps + 1.0, dict[str, jax.Array]()
+        for n, how in kept.items():
+            x, so_far = jnp.asarray(told[n], jnp.float32), state.tallies[n]
+            tallies[n] = jnp.maximum(so_far, x) if how == "max" else so_far + x
+            told[n] = tallies[n] / steps if how == "mean" else tallies[n]
+        return out._replace(state=Tallied(out.state, steps, tallies), info=told)
+
+    return begin, go_on
 
 
 def action_struct(spec: EnvSpec) -> jax.ShapeDtypeStruct:

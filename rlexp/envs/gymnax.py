@@ -50,7 +50,7 @@ def make(config: Config) -> Env:
         kind = type(vars(defaults)[LIMIT])  # BernoulliBandit's is a float, and has to stay one
         defaults = defaults.replace(**{LIMIT: kind(config.max_episode_steps)})
     params = defaults.replace(**_overrides(config, defaults))
-    categories = _num_categories(game.observation_space(defaults))
+    categories = num_categories(game.observation_space(defaults))
 
     def observation(obs: Any) -> PyTree:
         if categories is not None:
@@ -65,15 +65,15 @@ def make(config: Config) -> Env:
     def step(key: Key, state: Any, action: Any, params: Any) -> Transition:
         with jax.numpy_dtype_promotion("standard"):
             if isinstance(spec.action, Continuous):
-                action = _scaled(action, game.action_space(params))
+                action = scaled(action, game.action_space(params))
             obs, state, reward, terminated, info = game.step_env(key, state, action, params)
             truncated = game.is_truncated(state, params)
-            return Transition(state, observation(obs), reward, terminated, truncated, _numbers(info))
+            return Transition(state, observation(obs), reward, terminated, truncated, numbers(info))
 
     spec = EnvSpec(
         name=config.name,
         observation=jax.eval_shape(lambda: reset(jax.random.key(0), params)[1]),
-        action=_action(config.name, game.action_space(defaults)),
+        action=action_of(config.name, game.action_space(defaults)),
         max_episode_steps=int(vars(defaults)[LIMIT]),
     )
     return episodic(spec, reset, step, params=params)
@@ -124,41 +124,46 @@ def _imported_when_used(*names: str) -> Iterator[None]:
 
 def _overrides(config: Config, env_params: Any) -> dict[str, jax.Array]:
     """{name: array of the default's type} for the given names. The values are not looked at: they may be traced."""
-    defaults = {
-        k: v for k, v in vars(env_params).items() if isinstance(v, bool | int | float | jax.Array) and jnp.ndim(v) == 0
-    }
-    if LIMIT in config.params:
+    return overrides(config.name, config.params, vars(env_params))
+
+
+def overrides(name: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """{parameter: given value, as an array of the default's type}. Raises ConfigError for one that is no number or not there."""
+    defaults = {k: v for k, v in fields.items() if isinstance(v, bool | int | float | jax.Array) and jnp.ndim(v) == 0}
+    if LIMIT in given:
         raise ConfigError(f"env.params.{LIMIT}: the limit shapes the program; set env.max_episode_steps instead")
     allowed = sorted(set(defaults) - {LIMIT})
-    for name in config.params:
-        if name not in allowed:
-            told = f"Allowed: {', '.join(allowed)}" if allowed else f"{config.name} has none"
-            raise ConfigError(f"env.params.{name}: unknown parameter{nearest(name, allowed) or '.'} {told}")
-    return {k: jnp.asarray(v).astype(jnp.result_type(defaults[k])) for k, v in config.params.items()}
+    for key in given:
+        if key not in allowed:
+            told = f"Allowed: {', '.join(allowed)}" if allowed else f"{name} has none"
+            raise ConfigError(f"env.params.{key}: unknown parameter{nearest(key, allowed) or '.'} {told}")
+    return {k: jnp.asarray(v).astype(jnp.result_type(defaults[k])) for k, v in given.items()}
 
 
-def _action(name: str, space: Any) -> Discrete | Continuous:
-    from gymnax.environments import spaces
-
-    if isinstance(space, spaces.Discrete):
-        return Discrete(space.n)
-    if isinstance(space, spaces.Box):
+def action_of(name: str, space: Any) -> Discrete | Continuous:
+    """By what a space has, so that it may be of any package. Raises ConfigError."""
+    if _is(space, "Discrete"):
+        return Discrete(int(space.n))
+    if _is(space, "Box"):
         return Continuous(tuple(space.shape), -1.0, 1.0)
     raise ConfigError(f"env.name: the actions of {name} are a {type(space).__name__}; allowed: Discrete, Box")
 
 
-def _num_categories(space: Any) -> int | None:
-    from gymnax.environments import spaces
+def num_categories(space: Any) -> int | None:
+    """Of an observation that is one whole number."""
+    return int(space.n) if _is(space, "Discrete") else None
 
-    return space.n if isinstance(space, spaces.Discrete) else None
+
+def _is(space: Any, kind: str) -> bool:
+    return kind in (cls.__name__ for cls in type(space).__mro__)
 
 
-def _scaled(action: jax.Array, box: Any) -> jax.Array:
+def scaled(action: jax.Array, box: Any) -> jax.Array:
     """From [-1, 1] to the bounds of `box`. Written so that bounds around zero cost no rounding."""
     low, high = jnp.asarray(box.low), jnp.asarray(box.high)
     return (high + low) / 2 + (high - low) / 2 * action
 
 
-def _numbers(info: Mapping[str, Any]) -> dict[str, Any]:
+def numbers(info: Mapping[str, Any]) -> dict[str, Any]:
     """The scalars of gymnax's info; its discount is what `terminated` says."""
     return {k: v for k, v in info.items() if k != "discount" and jnp.ndim(v) == 0}

@@ -16,6 +16,20 @@ from jaxtyping import Array, Float
 
 from rlexp.types import PyTree
 
+
+class SharedTrunk(nn.Module):
+    """A torso that an algorithm with several heads is to have once for all of them, as `network.shared_trunk` asks.
+
+    A network's `make` wraps its torso in it. PPO then has one torso for actor and critic instead of two; an algorithm that
+    knows nothing of it, or has one head, uses it as any torso.
+    """
+
+    torso: nn.Module
+
+    def __call__(self, obs: PyTree) -> Array:
+        return self.torso(obs)
+
+
 activations: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
 
 

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rlexp.config import ConfigError, Count, Flag, Host, schema
-from rlexp.networks.base import activations, layer_norm, leaves, split_image
+from rlexp.networks.base import SharedTrunk, activations, layer_norm, leaves, split_image
 from rlexp.networks.dense import Conv
 from rlexp.networks.mlp import dense_layers
 from rlexp.types import PyTree
@@ -35,6 +35,8 @@ class Config:
     """Normalise each convolution's channels and each layer's units before the activation."""
     remat: Flag
     """Compute the activations again in the backward pass instead of keeping them: less memory, more time."""
+    shared_trunk: Flag = False
+    """One torso for the actor and the critic, instead of one for each: less to compute, and each learns from the other's error."""
 
 
 class CNN(nn.Module):
@@ -81,4 +83,5 @@ def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:
             raise ConfigError(f"network.kernel_sizes: {config.kernel_sizes} do not fit into an image of {images[0]}")
         sides = tuple((side - window) // stride + 1 for side in sides)
     torso = nn.remat(CNN) if config.remat else CNN
-    return torso(tuple(structs), convolutions, tuple(config.hidden), config.activation, config.layer_norm, dtype)
+    made = torso(tuple(structs), convolutions, tuple(config.hidden), config.activation, config.layer_norm, dtype)
+    return SharedTrunk(made) if config.shared_trunk else made

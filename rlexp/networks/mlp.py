@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rlexp.config import ConfigError, Count, Flag, Host, schema
-from rlexp.networks.base import activations, flatten_obs, layer_norm, leaves
+from rlexp.networks.base import SharedTrunk, activations, flatten_obs, layer_norm, leaves
 from rlexp.networks.dense import Dense
 from rlexp.types import PyTree
 
@@ -27,6 +27,8 @@ class Config:
     """Normalise each layer's units before the activation."""
     remat: Flag
     """Compute the activations again in the backward pass instead of keeping them: less memory, more time."""
+    shared_trunk: Flag = False
+    """One torso for the actor and the critic, instead of one for each: less to compute, and each learns from the other's error."""
 
 
 class MLP(nn.Module):
@@ -58,4 +60,5 @@ def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:
     if not structs:
         raise ConfigError(f"network: mlp needs an observation; got {observation}")
     torso = nn.remat(MLP) if config.remat else MLP
-    return torso(tuple(structs), tuple(config.hidden), config.activation, config.layer_norm, dtype)
+    made = torso(tuple(structs), tuple(config.hidden), config.activation, config.layer_norm, dtype)
+    return SharedTrunk(made) if config.shared_trunk else made

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from algos import toys
 
+from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
 from rlexp.types import Batch, Trajectory
 
@@ -26,26 +27,35 @@ def slow_advantages(rows: Trajectory, value: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_the_loss_and_its_gradient_are_of_the_papers(normalised):
-    made = toys.build(*ONE_STEP, f"algo.normalize_advantages={str(normalised).lower()}")
+@pytest.mark.parametrize(("normalised", "shared"), [(True, False), (False, False), (True, True)])
+def test_the_loss_and_its_gradient_are_of_the_papers(normalised, shared):
+    """Also where actor and critic have one torso, whose gradient then is of both."""
+    made = toys.build(
+        *ONE_STEP, f"algo.normalize_advantages={str(normalised).lower()}", f"network.shared_trunk={str(shared).lower()}"
+    )
     state = made.begin(**HP)
     state = state._replace(params=toys.shaken(state.params))
     network = made.experiment.part("network").make(
         made.experiment.config.network, observation=made.experiment.spec.observation, dtype=jnp.float32
     )
-    critic = Head(network, 1, scale=1.0, dtype=jnp.float32)
+    critic = Dense(1, 1.0, jnp.float32) if shared else Head(network, 1, scale=1.0, dtype=jnp.float32)
+    actor = Dense(toys.NUM_ACTIONS, 0.01, jnp.float32)
+    assert set(state.params) == ({"trunk", "actor", "critic"} if shared else {"actor", "critic"})
     rows = toys.trajectory(0, T + 1, B)
     mask = rows.obs["action_mask"]
 
+    def seen(params):
+        return network.apply(params["trunk"], rows.obs) if shared else rows.obs
+
     def log_probs(params):
-        return jax.nn.log_softmax(jnp.where(mask, made.q(params["actor"], rows.obs), -1e9))[:-1]
+        logits = actor.apply(params["actor"], seen(params)) if shared else made.q(params["actor"], rows.obs)
+        return jax.nn.log_softmax(jnp.where(mask, logits, -1e9))[:-1]
 
     def taken(params):
         return jnp.take_along_axis(log_probs(params), rows.action[:-1, :, None], axis=-1)[..., 0]
 
     def value_of(params):
-        return critic.apply(params["critic"], rows.obs)[..., 0]
+        return critic.apply(params["critic"], seen(params))[..., 0]
 
     # as if the policy that acted had been another one, so that ratios are on all sides of the clip range
     old = taken(state.params) + 0.3 * jnp.sin(jnp.arange(T * B, dtype=jnp.float32)).reshape(T, B)

@@ -12,14 +12,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from support import build
 
 from rlexp import compose
-from rlexp.config import Config, ConfigError, fingerprint, load_module, parse
+from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.sameness import pack_key, resume_fingerprint
 
+ADDED_LATER = ("shared_trunk",)  # runs and YAML files from before have no such key
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
     for path in compose.CONF_DIR.rglob("*/*.yaml")
 )
-NEEDS = {"network=cnn": ["env=gymnax/breakout"]}  # an image
+NEEDS = {"network=cnn": ["env=gymnax/breakout"], "env=gymnax_class": ["env.name=a:B"]}  # an image; a class
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -75,13 +77,14 @@ def test_every_field_has_a_doc_and_no_default():
     for cls in [c for m in [Config, *modules] for c in _configs(m)]:
         source = inspect.getsource(cls)
         for field in dataclasses.fields(cls):
-            assert field.default is dataclasses.MISSING, (cls, field.name)
+            assert field.default is dataclasses.MISSING or field.name in ADDED_LATER, (cls, field.name)
             if field.name in (
                 "module",
                 "hp",
                 "source",
                 "mesh",
                 "params",
+                "info",
                 "eval",
                 "logger",
                 "checkpoint",
@@ -101,13 +104,11 @@ def test_numbers_as_people_write_them():
 
 
 def test_what_may_differ_in_a_pack():
-    """The fingerprint without traced fields is equal for jobs that one program can train."""
-    same = fingerprint(build().config, traced=False)
-    assert same == fingerprint(
-        build("algo.hp.lr=1e-3", "seed=7", "env.params.length=1.0", "logger=default").config, traced=False
-    )
-    assert same != fingerprint(build("algo.num_steps=64").config, traced=False)
-    assert same != fingerprint(build("network.hidden=[32]").config, traced=False)
+    """Jobs that one program can train have the same key."""
+    same = pack_key(build().node)
+    assert same == pack_key(build("algo.hp.lr=1e-3", "seed=7", "env.params.length=1.0").node)
+    assert same != pack_key(build("algo.num_steps=64").node)
+    assert same != pack_key(build("network.hidden=[32]").node)
 
 
 def test_lr_scaling():
@@ -150,3 +151,14 @@ def test_a_site_has_its_own_slurm_file(tmp_path):
     launcher = compose.compose_node([*where, "launcher=slurm", "launcher.partition=short"])[0]["launcher"]
     assert launcher["partition"] == "short"
     assert "partition" not in compose.compose_node(where)[0]["launcher"]
+
+
+def test_a_key_that_came_later_leaves_older_runs_as_they_are():
+    """Their config.yaml has no such key, nor what their checkpoint says of them."""
+    node, _ = compose.compose_node(["compilation_cache=null"])
+    changed, modules = parse(node | {"network": node["network"] | {"shared_trunk": True}})
+    del node["network"]["shared_trunk"]
+    older, _ = parse(node)
+    assert older.network.shared_trunk is False
+    assert "network.shared_trunk" not in resume_fingerprint(older, modules, 1)
+    assert resume_fingerprint(changed, modules, 1)["network.shared_trunk"] is True

@@ -17,6 +17,7 @@ from rlexp.types import Discrete, TimeStep
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "env"
 OPTIONS = sorted(str(p.relative_to(CONF).with_suffix("")) for p in CONF.rglob("*.yaml"))
+OPTIONS.remove("gymnax_class")  # adapts a class that it does not name
 NUM_ENVS = 6
 SHORT = 20  # the limit in these tests, of environments that may be cut off at all
 
