@@ -40,7 +40,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
     jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
     settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
-    elsewhere = module.elsewhere(settings)
+    elsewhere, train = module.elsewhere(settings), module.make(settings)  # which refuses before anything is made
     before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
     groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
     _check(groups, elsewhere=elsewhere)
@@ -61,7 +61,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
     packed = {job.number: name(group) for group in given if len(group) > 1 for job in group}
     manifest.settle({number: {"pack": pack} for number, pack in packed.items() if known[number].pack != pack})
-    module.make(settings)(given, over, sweep_dir, manifest)
+    train(given, over, sweep_dir, manifest)
     over |= {job.number for group in given for job in group}
 
     def run(job: Job, task: Callable[[DictConfig], Any]) -> JobReturn:

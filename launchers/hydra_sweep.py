@@ -36,7 +36,7 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
     try:
         return _sweep(plugin, arguments, directory, has_manifest)
     except ConfigError:
-        if not (directory / NAME).exists():  # no job has been started
+        if not (directory / NAME).exists() or not any(job.attempt for job in Manifest(directory).jobs()):
             rundir.remove(fresh)
         raise
 

@@ -6,28 +6,31 @@ jobs belong to Slurm: they run on when this process is killed, and the same comm
 
 import contextlib
 import io
-import re
+import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from launchers import slurm_queue, slurm_sbatch
+from launchers.slurm_rehearsal import Rehearsal
+from launchers.slurm_work import Work
 from rlexp import rundir
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, schema
 from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, Pack, apart, name
-from rlexp.sweep.supervise import Ended, Run, caught_up, show, supervise
+from rlexp.sweep.supervise import Ended, Run, Why, caught_up, show, supervise
 from rlexp.sweep.worker import Task
 
 SUBMITS = True  # a job without -m too
 _ARRAY = 1000  # packs of one array: Slurm's default MaxArraySize is 1001
 _REQUEUES = 1000  # submitit's count of time-outs, which we leave to Slurm's administrators
+_NAMED_AT_ONCE = 100  # tasks of an array: one that has a name of its own is a job of its own to the scheduler
 
 
 @schema
@@ -40,9 +43,15 @@ class Config:
     max_pack: Host[Count | None]
     """At most so many jobs in one program; null: all."""
     retries: Host[CountOrZero]
-    """How often a pack whose Slurm job died without a word is submitted again; it goes on from its checkpoint."""
+    """How often a pack whose Slurm job died (FAILED, OUT_OF_MEMORY) is submitted again; it goes on from its checkpoint."""
+    preemptions: Host[CountOrZero]
+    """How often one whose job Slurm ended (TIMEOUT, PREEMPTED, NODE_FAIL). A pack that saved in time is requeued beside this."""
     detach: Host[Flag]
     """Submit and exit. `python -m rlexp.sweep status` looks, `resume` waits for the end."""
+    rehearse: Host[Flag]
+    """Run on this machine, without Slurm, what a job would run: the setup, the Python, the program."""
+    job_name: Host[str]
+    """As squeue shows it; {sweep} is the sweep's directory, {pack} the name of the pack."""
     partition: Host[str | None]
     """As for sbatch; null: the cluster's default."""
     account: Host[str | None]
@@ -51,26 +60,40 @@ class Config:
     """Quality of service."""
     constraint: Host[str | None]
     """Features that the nodes must have."""
+    exclude: Host[str | None]
+    """Nodes that are not to be used, such as node[3-4],node7."""
+    comment: Host[str | None]
+    """A text beside the job."""
     time: Host[Count]
     """Minutes that a pack may run before it saves and is requeued."""
     signal_delay_s: Host[Count]
     """Seconds before the end of `time` at which the pack is told to save."""
     gres: Host[str | None]
     """Such as gpu:8, of each node."""
+    gpus_per_task: Host[Count | None]
+    """GPUs of each node, which has one process; instead of gres."""
+    cpus_per_gpu: Host[Count | None]
+    """Cores for each GPU; with gpus_per_task, and instead of cpus."""
     mem: Host[str | None]
     """Of each node, such as 64GB."""
+    mem_per_gpu: Host[str | None]
+    """Memory for each GPU; instead of mem."""
+    mem_per_cpu: Host[str | None]
+    """Memory for each core; instead of mem."""
     cpus: Host[Count | None]
     """Cores of each node."""
     nodes: Host[Count | None]
     """Nodes of each pack, with one process each; null: the hosts of the hardware profile."""
     setup: Host[list[str]]
-    """Shell lines before the program, such as "module load cuda"."""
+    """Shell lines before the program, such as "module load cuda". One that fails ends the job."""
     array_parallelism: Host[Count]
     """At most so many packs at once."""
     python: Host[str | None]
     """The Python of the nodes, as a shell command; null: this one."""
+    stderr_to_stdout: Host[Flag]
+    """One log for both."""
     sbatch: Host[dict[str, Any]]
-    """More parameters of sbatch: {exclude: node7, mail-type: END}."""
+    """More options of sbatch: {exclude: node7, mail-type: END}; null or false switches one off."""
 
 
 def elsewhere(config: Config) -> bool:
@@ -80,26 +103,32 @@ def elsewhere(config: Config) -> bool:
 
 
 def make(config: Config) -> Run:
-    """Submits packs and waits for them; the manifest says how each job ended."""
+    """Submits packs and waits for them; the manifest says how each job ended. Raises ConfigError."""
+    slurm_sbatch.check(config)
+    if not config.rehearse:
+        _needs("sbatch", "squeue", "srun", "scontrol")
 
     def run(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
         from rlexp.sweep.packs import unfinished  # JAX is imported only now
 
-        _needs("sbatch", "squeue", "srun", "scontrol")
+        if config.rehearse:
+            worker.wait_for_others(sweep_dir)
         over = caught_up(over, sweep_dir, manifest)
         cluster = _Cluster(config, sweep_dir, manifest)
-        attached = cluster.attach()
+        attached = set() if config.rehearse else cluster.attach()
         tasks = []
         for whole in (part for pack in packs for part in apart(pack, _nodes(config, pack[0]), config.pack)):
             if pack := unfinished(whole, sweep_dir, over):
                 known = Task(sweep_dir, name(pack), [job.number for job in pack])
                 tasks.append(known if known.name in attached else worker.write(pack, sweep_dir, manifest))
-        if config.detach:
+        if config.detach and not config.rehearse:
             cluster.start(tasks)
             print(f"submitted; look with: python -m rlexp.sweep status {sweep_dir}", flush=True)
             sys.exit(0)
+        backend = Rehearsal(config, _nodes_of(config), _python(config)) if config.rehearse else cluster
         with stop_on_signals() as stop:
-            supervise(tasks, manifest, cluster, retries=config.retries, stop=stop, show=show)
+            budgets = {"retries": config.retries, "preemptions": config.preemptions}
+            supervise(tasks, manifest, backend, **budgets, stop=stop, show=show)
 
     return run
 
@@ -110,18 +139,23 @@ def alive(manifest: Manifest) -> dict[str, str]:
     Raises:
       ConfigError: Slurm does not answer.
     """
-    seen = _seen(manifest)
+    seen = slurm_queue.look(manifest)
     if seen is None:
         raise ConfigError("launcher: squeue does not answer, so it is not known which packs wait or run already")
-    return {name: job for name, (job, state) in seen.items() if state not in _ENDED}
+    return {name: one.job for name, one in seen.items() if one.state not in slurm_queue.ENDED}
 
 
 def cancel(manifest: Manifest) -> None:
     """Ends a sweep's Slurm jobs, which save first. Returns when they are gone. Raises ConfigError."""
+    if not manifest.recall_all(slurm_queue.BATCH):
+        worker.wait_for_others(manifest.path.parent)  # of a rehearsal, which ends with the process that runs it
+        return
     if jobs := alive(manifest):
         subprocess.run(["scancel", *jobs.values()], check=False, timeout=120)
+    wait_s = 1.0
     while alive(manifest):
-        time.sleep(1)
+        time.sleep(wait_s)
+        wait_s = min(10, 1.5 * wait_s)
 
 
 class _Cluster:
@@ -130,6 +164,11 @@ class _Cluster:
     def __init__(self, config: Config, sweep_dir: Path, manifest: Manifest):
         self._config, self._sweep_dir, self._manifest = config, sweep_dir, manifest
         self._known: set[str] = set()  # packs that Slurm has
+        self._submitted = False
+        self._again_at, self._wait_s = 0.0, 15.0  # after sbatch has refused what it had taken before
+        self._polite = slurm_queue.Polite()
+        self._waiting = slurm_queue.Waiting(f"python -m rlexp.sweep cancel {sweep_dir} ends it")
+        self._silent = False
 
     def attach(self) -> set[str]:
         """The packs that Slurm has already, of an earlier process."""
@@ -139,54 +178,85 @@ class _Cluster:
         return self._known
 
     def start(self, waiting: Sequence[Task]) -> Sequence[Task]:
+        if time.monotonic() < self._again_at:
+            return []
+        if self._again_at:  # it may have taken what it seemed to refuse
+            try:
+                self._known = set(alive(self._manifest))
+            except ConfigError as error:
+                self._later(error)
+                return []
+        begun = [task for task in waiting if task.name in self._known]
         fresh = [task for task in waiting if task.name not in self._known]
-        for i in range(0, len(fresh), _ARRAY):
-            self._submit(fresh[i : i + _ARRAY])
         self._known.clear()  # what is started again is submitted again
-        return waiting
+        self._submitted |= bool(begun)
+        self._again_at = 0.0
+        for i in range(0, len(fresh), _ARRAY):
+            try:
+                self._submit(fresh[i : i + _ARRAY])
+            except ConfigError as error:
+                if not self._submitted:
+                    raise
+                self._later(error)  # such as too many jobs at once
+                break
+            self._submitted, self._wait_s = True, 15.0
+            begun += fresh[i : i + _ARRAY]
+        return begun
+
+    def _later(self, error: ConfigError) -> None:
+        self._wait_s = min(600, 2 * self._wait_s)
+        self._again_at = time.monotonic() + self._wait_s
+        print(f"{error}; trying again in {self._wait_s:.0f} s", flush=True)
 
     def _submit(self, tasks: Sequence[Task]) -> None:
         import submitit
-        from submitit.core.utils import FailedJobError
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-        config = self._config
-        executor = submitit.SlurmExecutor(self._sweep_dir / "slurm", max_num_timeout=_REQUEUES, python=config.python)
-        # The name finds the jobs again, and is known before they are: this process may be killed at any moment.
-        name = f"rlexp-{rundir.new_id()}"
-        self._manifest.remember(f"slurm {name}", [task.name for task in tasks])
-        named = ("partition", "account", "qos", "constraint", "gres", "mem")
-        given = {key: value for key in named if (value := getattr(config, key)) is not None}
-        job = worker.read(tasks[0].sweep_dir, tasks[0].name)[0]
-        executor.update_parameters(
-            job_name=name,
-            time=config.time,
-            signal_delay_s=config.signal_delay_s,
-            nodes=_nodes(config, job),
-            ntasks_per_node=1,
-            cpus_per_task=config.cpus,
-            setup=config.setup or None,
-            array_parallelism=config.array_parallelism,
-            additional_parameters={"requeue": True, **config.sbatch},
-            **given,
+        executor = submitit.SlurmExecutor(
+            self._sweep_dir / "slurm", max_num_timeout=_REQUEUES, python=_python(self._config)
         )
+        # The name finds the jobs again, and is known before they are: this process may be killed at any moment.
+        sweep = self._sweep_dir.name
+        batch = slurm_sbatch.title("rlexp:{sweep}:{pack}", sweep, rundir.new_id())
+        self._manifest.remember(slurm_queue.BATCH + batch, [task.name for task in tasks])
+        executor.update_parameters(
+            job_name=batch, **slurm_sbatch.parameters(self._config, _nodes_of(self._config)(tasks[0]))
+        )
+        titles = [slurm_sbatch.title(self._config.job_name, sweep, task.name) for task in tasks]
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # submitit shows sbatch's, and raises it too
-                executor.map_array(Work(), [str(self._sweep_dir)] * len(tasks), [task.name for task in tasks])
-        except FailedJobError as error:
+                jobs = executor.map_array(
+                    Work(), [str(self._sweep_dir)] * len(tasks), [task.name for task in tasks], titles
+                )
+        except (FailedJobError, FailedSubmissionError) as error:
             said = str(error).strip().splitlines()[-1].removeprefix("sbatch: ")
             raise ConfigError(f"launcher: sbatch refuses: {said}") from error
+        slurm_queue.remember(self._manifest, batch, jobs[0].job_id.partition("_")[0])
+        # An array has one name. The others name themselves when they start.
+        slurm_queue.rename({job.job_id: title for job, title in zip(jobs[:_NAMED_AT_ONCE], titles, strict=False)})
 
     def ended(self, running: Sequence[Task]) -> dict[str, Ended]:
-        seen = _seen(self._manifest)
+        if not running or not self._polite.due(running):
+            return {}
+        seen = slurm_queue.look(self._manifest)
+        if (seen is None) != self._silent:
+            print("squeue does not answer; trying on" if seen is None else "squeue answers again", flush=True)
+        self._silent = seen is None
         if seen is None:
             return {}
-        gone = {}
-        for task in running:
-            job, state = seen.get(task.name, ("?", "forgotten"))
-            if state in {*_ENDED, "forgotten"}:
-                log = self._sweep_dir / "slurm" / f"{job}_0_log.err"
-                gone[task.name] = Ended(f"ended as Slurm job {job}: {state}; its log is {log}")
-        return gone
+        here = {task.name: seen[task.name] for task in running if task.name in seen}
+        if missing := [task.name for task in running if task.name not in seen]:
+            here |= slurm_queue.forgotten(self._manifest, missing)
+        for line in self._waiting.lines(here.values()):
+            print(line, flush=True)
+        gone = {name: one for name, one in here.items() if one.state in slurm_queue.ENDED}
+        return {name: self._ended(one) for name, one in gone.items()}
+
+    def _ended(self, one: slurm_queue.Seen) -> Ended:
+        log = self._sweep_dir / "slurm" / f"{one.job}_0_log.{'out' if self._config.stderr_to_stdout else 'err'}"
+        why = slurm_queue.ENDED[one.state]
+        words = slurm_queue.last_words(log) if why is Why.DIED else ""
+        return Ended(f"ended as Slurm job {one.job}: {one.state}{words}; its log is {log}", why)
 
     def stop(self) -> bool:
         print(
@@ -197,87 +267,22 @@ class _Cluster:
         return False
 
 
-# States from which a job does not come back. A requeued one is PENDING again.
-_ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
-}  # fmt: skip
-
-
-def _seen(manifest: Manifest) -> dict[str, tuple[str, str]] | None:
-    """{pack: (job id, state)} of what Slurm still knows; the newest where a pack was submitted more than once.
-
-    squeue, since sacct needs accounting. None where Slurm does not answer, as while its controller starts again.
-    """
-    batches = manifest.recall_all("slurm ")
-    if not batches:
-        return {}
-    command = [
-        "squeue",
-        "--noheader",
-        "--array",
-        "--states=all",
-        f"--name={','.join(batches)}",
-        "--format=%j|%K|%A|%F|%T",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode:
-        return None
-    found: dict[str, tuple[int, str, str]] = {}
-    for line in done.stdout.splitlines():
-        batch, index, job, array, state = line.split("|")
-        alone = not index.isdigit()
-        name = batches[batch][0 if alone else int(index)]
-        if name not in found or found[name][0] < int(job):
-            found[name] = (int(job), job if alone else f"{array}_{index}", state)
-    return {name: (job, state) for name, (_, job, state) in found.items()}
-
-
-class Work:
-    """What a task of the array does. submitit writes it into a file, and calls it on each process of each node."""
-
-    def __call__(self, sweep_dir: str, name: str) -> None:
-        """Trains the pack; where a signal stopped it, has it requeued."""
-        import submitit
-
-        here = submitit.JobEnvironment()
-        processes = None
-        if here.num_tasks > 1:
-            processes = {"coordinator": _coordinator(here), "number": here.num_tasks, "index": here.global_rank}
-        if worker.run(Path(sweep_dir), name, processes) and _runs(here.raw_job_id):
-            # submitit's own answer to a signal, which waited until the pack was saved: requeue, and exit.
-            signal.getsignal(signal.SIGUSR2)(signal.SIGUSR2, None)  # type: ignore[operator, misc]
-
-    def checkpoint(self, sweep_dir: str, name: str) -> Any:
-        """What a requeued job does: the same; the checkpoint is where it was."""
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(self, sweep_dir, name)
-
-
-def _coordinator(here: Any) -> str:
-    """host:port of process 0. Slurm knows how to reach its node, whose name may not resolve."""
-    node = _shown("node", here.hostnames[0])["NodeAddr"]
-    return f"{node}:{int(here.raw_job_id) % 4096 + 61440}"  # the port that JAX takes under Slurm
-
-
-def _runs(job_id: str) -> bool:
-    """Whether Slurm does not end the job itself, as after scancel, or requeue it itself, as some preemption does."""
-    return _shown("job", job_id).get("JobState") == "RUNNING"
-
-
-def _shown(what: str, name: str) -> dict[str, str]:
-    command = ["scontrol", "show", what, "--oneliner", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
-
-
 def _nodes(config: Config, job: Job) -> int:
     return config.nodes or (1 if job.config.hardware.emulate else job.config.hardware.hosts)
+
+
+def _nodes_of(config: Config) -> Callable[[Task], int]:
+    return lambda task: _nodes(config, worker.read(task.sweep_dir, task.name)[0])
+
+
+def _python(config: Config) -> str:
+    return config.python or shlex.quote(sys.executable)
 
 
 def _needs(*programs: str) -> None:
     for program in programs:
         if shutil.which(program) is None:
             raise ConfigError(
-                f"launcher: slurm needs {program}, which is not on PATH; submit where Slurm is, or launcher=local"
+                f"launcher: slurm needs {program}, which is not on PATH; submit where Slurm is, or launcher=local, or "
+                "launcher.rehearse=true"
             )

@@ -151,13 +151,16 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
     """Has Hydra's sweeper make jobs, and its launcher run them. Raises ConfigError, and what the jobs raise."""
     with hydra() as app:
         with one_line():
-            config = app.compose_config("config", [*overrides, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+            config = told_in_one_line(
+                lambda o: app.compose_config("config", [*o, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN), overrides
+            )
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             callbacks = Callbacks(config)
             callbacks.on_multirun_start(config=config, config_name="config")
             context = HydraContext(config_loader=app.config_loader, callbacks=callbacks)
             sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
-            arguments = [str(o) for o in config.hydra.overrides.task]
+            # As they were given: of `launcher.sbatch={exclude: node7}` Hydra accepts ++ alone.
+            arguments = [o for o in overrides if not override_key(o).startswith(("hydra.", "hydra/"))]
         sweeper.sweep(arguments=arguments)
         callbacks.on_multirun_end(config=config, config_name="config")
 
