@@ -9,8 +9,9 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
 from omegaconf import DictConfig, open_dict
 
+from launchers import places
 from launchers.compositions import Compositions
-from rlexp import compose, store
+from rlexp import compose, endings, store
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, fingerprint, name, packs, without_launcher
@@ -36,6 +37,11 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     numbers = range(first, first + len(job_overrides))
     if launcher.pack == "off" or "launcher" not in config:  # as Hydra's own launcher, and for any application
         composed = [compose_job(number) for number in numbers]
+        if "launcher" in config:
+            directories = {one.hydra.job.num: _directory(one) for one in composed}
+            places.check_apart(directories, sweep_dir)
+            for directory in directories.values():
+                places.check_free(directory)
         return [_run_job(launcher, one, launcher.task_function) for one in composed]
     # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
     jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
@@ -44,18 +50,20 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
     groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
     _check(groups, elsewhere=elsewhere)
+    places.check(jobs, sweep_dir)
     if store.is_url(root := jobs[0].config.output_root) and not (sweep_dir / NAME).exists():
         store.attach(sweep_dir, store.place(root, sweep_dir))
     manifest = Manifest(sweep_dir)
     manifest.own()
+    known = {
+        job.number: manifest.add(
+            job.number, job.overrides, os.path.relpath(job.dir, sweep_dir), fingerprint=fingerprint(job)
+        )
+        for job in jobs
+    }
     manifest.remember("command", sys.argv[1:])
     manifest.remember("cwd", os.getcwd())
     manifest.remember("launcher", jobs[0].modules["launcher"])
-    places = {job.number: os.path.relpath(job.dir, sweep_dir) for job in jobs}
-    known = {
-        job.number: manifest.add(job.number, job.overrides, places[job.number], fingerprint=fingerprint(job))
-        for job in jobs
-    }
     over = {number for number, entry in known.items() if entry.status in OVER}  # what is over is not done again
     # Packs that train are the launcher's. Plans are made here, since one table compares them.
     given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
@@ -109,9 +117,12 @@ def _job(composed: DictConfig, overrides: Sequence[str]) -> Job:
     config, modules = parse(node, Config)
     if config.resume is not None:
         raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
-    run_dir = Path(str(composed.hydra.sweep.dir)) / str(composed.hydra.sweep.subdir)
     own = (*compose.searched(composed.hydra), *without_launcher(overrides))
-    return Job(composed.hydra.job.num, own, node, config, modules, run_dir.absolute())
+    return Job(composed.hydra.job.num, own, node, config, modules, _directory(composed))
+
+
+def _directory(composed: DictConfig) -> Path:
+    return Path(os.path.abspath(Path(str(composed.hydra.sweep.dir)) / str(composed.hydra.sweep.subdir)))
 
 
 def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], Any]) -> JobReturn:
@@ -133,12 +144,11 @@ def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], A
 
 def _alone(job: Job, task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
     def told(config: DictConfig) -> Any:
-        from rlexp.session import EXPECTED, remedy
-
         try:
             return task(config)
-        except (ConfigError, *EXPECTED) as error:
-            raise JobFailed(f"job {job.number} ({' '.join(job.overrides)}): {remedy(error)}") from error
+        except (Exception, SystemExit) as error:
+            words, _ = endings.words(error, run_dir=job.dir)
+            raise JobFailed(f"job {job.number} ({' '.join(job.overrides)}): {words}") from error
 
     return told
 

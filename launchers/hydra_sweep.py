@@ -18,6 +18,7 @@ from rlexp.sweep.manifest import NAME, OVER, Manifest
 from rlexp.sweep.space import corners
 from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
 
+_LINE = "multirun.yaml"  # what Hydra composed of the command line, as its own sweeper leaves it
 _MISSES = 40  # so many draws in a row may be no valid runs
 
 
@@ -32,16 +33,37 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
       JobFailed: a job failed; the others are over.
     """
     directory = Path(str(plugin.config.hydra.sweep.dir)).absolute()
-    fresh = rundir.missing(directory)
+    fresh, before = rundir.missing(directory), _content(directory / _LINE)
+    returned: list[Sequence[JobReturn]] = []
     try:
-        return _sweep(plugin, arguments, directory, has_manifest)
+        _sweep(plugin, arguments, directory, has_manifest, returned)
     except ConfigError:
-        if not (directory / NAME).exists() or not any(job.attempt for job in Manifest(directory).jobs()):
-            rundir.remove(fresh)
+        if not returned:  # no job has been started, here; another sweep may be there
+            if before is not None:
+                (directory / _LINE).write_bytes(before)
+            elif directory.is_dir():
+                (directory / _LINE).unlink(missing_ok=True)
+            if not (directory / NAME).exists() or not any(job.attempt for job in Manifest(directory).jobs()):
+                rundir.remove(fresh)
         raise
+    return returned
 
 
-def _sweep(plugin: Any, arguments: Sequence[str], directory: Path, has_manifest: bool) -> list[Sequence[JobReturn]]:
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _sweep(
+    plugin: Any,
+    arguments: Sequence[str],
+    directory: Path,
+    has_manifest: bool,
+    returned: list[Sequence[JobReturn]],
+) -> None:
+    """Fills `returned`, batch by batch."""
     parser = OverridesParser.create(config_loader=plugin.hydra_context.config_loader)
     overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in plugin.params.items()), *arguments])
     # The jobs of a trial: Hydra's grid of all but the intervals.
@@ -54,8 +76,7 @@ def _sweep(plugin: Any, arguments: Sequence[str], directory: Path, has_manifest:
     if sweeper.space and plugin.max_batch_size:
         raise ConfigError("hydra.sweeper.max_batch_size: is the grid's; take sweeper.batch or launcher.max_pack")
     directory.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(plugin.config, directory / "multirun.yaml")
-    returned: list[Sequence[JobReturn]] = []
+    OmegaConf.save(plugin.config, directory / _LINE)
     done: list[tuple[Trial, float | None]] = []
     verdicts: dict[Trial, str | None] = {}  # why a trial is no valid run; None: it is one
     fitting = misses = 0  # valid ones in this batch; draws since the last of them
@@ -99,7 +120,6 @@ def _sweep(plugin: Any, arguments: Sequence[str], directory: Path, has_manifest:
         print("\n".join(_best(done, len(grid))), flush=True)
     for one in itertools.chain(*returned):
         _ = one.return_value  # raises what the job raised
-    return returned
 
 
 def _send(batches: Batches, results: Sequence[Result]) -> list[Trial]:

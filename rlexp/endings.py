@@ -29,18 +29,22 @@ def told(error: BaseException, *, run_dir: Path | None = None, program: str = "r
     Args:
       run_dir: takes the traceback of an exception that nobody foresaw; without it, that goes to the system's temporary files.
     """
-    if isinstance(error, ConfigError):
-        text, code = str(error), 2
-    elif isinstance(error, JobFailed | store.StoreError):
-        text, code = str(error), 1
-    elif _is_expected(error):
-        from rlexp import session
-
-        text, code = session.remedy(error), 1
-    else:
-        text, code = f"{_reason(error)}, at {place(error)}; {_kept(error, run_dir)}", 1
+    text, code = words(error, run_dir=run_dir)
     say(f"{program}: {text}")
     return code
+
+
+def words(error: BaseException, *, run_dir: Path | None) -> tuple[str, int]:
+    """What went wrong, and the exit code; see `told`."""
+    if isinstance(error, ConfigError):
+        return str(error), 2
+    if isinstance(error, JobFailed | store.StoreError):
+        return str(error), 1
+    if _is_expected(error):
+        from rlexp import session
+
+        return session.remedy(error), 1
+    return f"{_reason(error)}, at {place(error)}; {_kept(error, run_dir)}", 1
 
 
 def say(text: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from rlexp import store
 from rlexp.config import ConfigError
@@ -129,10 +130,10 @@ def create(run_dir: Path) -> list[Path]:
     return fresh
 
 
-def check_name(run_dir: Path) -> None:
+def check_name(run_dir: Path, key: str = "hydra.run.dir") -> None:
     """Raises ConfigError where a run could not be saved in a directory of this name."""
     if why := store.unusable(run_dir):
-        raise ConfigError(f"hydra.run.dir: {ascii(str(run_dir))[:300]} cannot hold a run: {why}")
+        raise ConfigError(f"{key}: {ascii(str(run_dir))[:300]} cannot hold a run: {why}")
 
 
 def missing(run_dir: Path) -> list[Path]:
@@ -210,6 +211,14 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):
+        return None
+
+
+def read_overrides(run_dir: Path) -> list[str] | None:
+    """What the run in a directory was started with; None where that is not known."""
+    try:
+        return [str(override) for override in read_yaml(run_dir / "overrides.yaml")]
+    except (OSError, ValueError, TypeError, YAMLError):
         return None
 
 

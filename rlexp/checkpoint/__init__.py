@@ -9,10 +9,10 @@ In an object store, where a rename is a copy, Orbax writes under the final name,
 directory without it is what a killed save left, and counts as a temporary one.
 """
 
-from rlexp.checkpoint.opening import Restored, latest_meta, restore, restore_into, restore_state
+from rlexp.checkpoint.opening import Restored, latest_meta, own_meta, restore, restore_into, restore_state
 from rlexp.checkpoint.options import Config
 from rlexp.checkpoint.saving import Checkpointer, make, put
-from rlexp.checkpoint.steps import leave_pack, point_to_pack
+from rlexp.checkpoint.steps import leave_pack, point_to_pack, points_to_pack
 from rlexp.checkpoint.structure import size_bytes
 
 __all__ = [
@@ -22,7 +22,9 @@ __all__ = [
     "latest_meta",
     "leave_pack",
     "make",
+    "own_meta",
     "point_to_pack",
+    "points_to_pack",
     "put",
     "restore",
     "restore_into",

@@ -9,7 +9,7 @@ import numpy as np
 from rlexp import checksums
 from rlexp.checkpoint.options import What
 from rlexp.checkpoint.orbax import orbax
-from rlexp.checkpoint.steps import Found, candidates, read_meta
+from rlexp.checkpoint.steps import Found, candidates, read_meta, steps
 from rlexp.checkpoint.structure import Keys, difference, keys, leaves
 from rlexp.config import ConfigError
 from rlexp.store import AnyPath
@@ -81,10 +81,16 @@ def restore_into(directory: AnyPath, fresh_run: PyTree, *, what: What, warn: War
 
 def latest_meta(directory: AnyPath) -> dict[str, Any] | None:
     """The meta of the newest checkpoint whose files are all there; no array is read. None where there is none."""
-    for found in candidates(directory):
-        if checksums.fault(found.step, ("meta",)) is None:
-            return found.meta()
-    return None
+    return _first_meta(candidates(directory))
+
+
+def own_meta(directory: AnyPath) -> dict[str, Any] | None:
+    """The same of the directory alone, without the pack that it may point to."""
+    return _first_meta([Found(directory / str(update), None) for update in reversed(steps(directory))])
+
+
+def _first_meta(found: Sequence[Found]) -> dict[str, Any] | None:
+    return next((one.meta() for one in found if checksums.fault(one.step, ("meta",)) is None), None)
 
 
 def _newest(directory: AnyPath, checked: Sequence[str], warn: Warn) -> Found | None:

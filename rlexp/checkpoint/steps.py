@@ -83,6 +83,11 @@ def leave_pack(directory: AnyPath) -> None:
     (directory / _POINTER).unlink(missing_ok=True)
 
 
+def points_to_pack(directory: AnyPath) -> bool:
+    """Whether the checkpoints of a pack are those of this directory too."""
+    return (directory / _POINTER).is_file()
+
+
 def point_to_pack(config: Config, directory: AnyPath, pack_directory: AnyPath, member: int) -> None:
     """Makes the checkpoints of a pack those of one of its members too: whatever opens `directory` finds its part of them."""
     if config.enabled:

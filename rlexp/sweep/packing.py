@@ -12,6 +12,7 @@ from rlexp.config import Config, ConfigError, load_module
 from rlexp.sameness import job_fingerprint, pack_key
 
 Pack = Literal["auto", "off", "require"]
+PACKS = "packs"  # in the sweep's directory: what packs keep while they train
 
 
 class Job(NamedTuple):

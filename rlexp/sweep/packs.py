@@ -2,13 +2,13 @@
 
 import contextlib
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from rlexp import distributed, rundir, session, store
+from rlexp import distributed, endings, rundir, session, store
 from rlexp import experiment as experiments
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
@@ -16,11 +16,10 @@ from rlexp.program import Traced, trace
 from rlexp.sameness import pack_key
 from rlexp.stop import Stop
 from rlexp.sweep.journal import Record
+from rlexp.sweep.leavers import Left, leavers
 from rlexp.sweep.manifest import OVER
-from rlexp.sweep.packing import Job, name
+from rlexp.sweep.packing import PACKS, Job, name
 from rlexp.trainer import Diverged, Member, Resume, layout_of, train_pack
-
-PACKS = "packs"  # in the sweep's directory: what packs keep while they train
 
 
 class Programs:
@@ -42,12 +41,18 @@ class Programs:
 def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs) -> None:
     """Trains the jobs; the record and each job's summary.json say how each of them ended."""
     folder = sweep_dir / PACKS / name(pack)
-    lost: dict[int, str] = {}  # member -> why its directory cannot be used
+    lost: dict[int, str] = {}  # member -> why its directory cannot be used, or is left alone
+    left: dict[int, Left] = {}  # members that have gone on alone, of which more is known than the pack knows
     try:
         home = pack[0].dir if len(pack) == 1 else folder
         first = _on_as_many_devices(pack[0], home)
         lead = session.prepare(first.node, first.config, first.modules, None, num_members=len(pack))
         built = [lead, *(experiments.build(job.node) for job in pack[1:])]
+        left = leavers(pack, built, folder)
+        if len(left) == len(pack):
+            _each_alone(pack, left, sweep_dir, record, stop=stop, programs=programs)
+            return
+        lost |= {i: one.words for i, one in left.items()}
         with contextlib.ExitStack() as held:
             run_ids = _open_all(pack, held, lost)
             members = [
@@ -61,7 +66,7 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
             resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             traced = programs.of(pack, built)
             summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced, lost=lost)
-    except (ConfigError, OSError, Diverged, jax.errors.JaxRuntimeError) as error:
+    except (Exception, SystemExit) as error:  # a failed job is a failed job, whatever a module raises: the others go on
         too_large = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if too_large and len(pack) > 1 and _saved(pack[0], folder) is None:  # else what it has learnt would be lost
             _remove(folder)
@@ -69,14 +74,48 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
             for half in (pack[: len(pack) // 2], pack[len(pack) // 2 :]):
                 train(half, sweep_dir, record, stop=stop, programs=programs)
             return
-        if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+        if not isinstance(error, ConfigError | OSError | Diverged) and jax.process_count() > 1:
             raise  # most likely another process died; whoever started this one starts it again
-        why = session.remedy(error)
-        record.settle({job.number: {"status": "failed", "error": lost.get(i, why)} for i, job in enumerate(pack)})
-        return
-    record.settle({job.number: _outcome(summary) for job, summary in zip(pack, summaries, strict=True)})
-    if all(summary["status"] in OVER for summary in summaries):
-        _remove(folder)  # each has its own part of it; one that was lost begins again if it is retried
+        trained = {i: job for i, job in enumerate(pack) if i not in left}
+        record.settle({job.number: _failed(job, error, lost.get(i)) for i, job in trained.items()})
+    else:
+        ended = zip(pack, summaries, strict=True)
+        record.settle({job.number: _outcome(s) for i, (job, s) in enumerate(ended) if i not in left})
+        if all(summary["status"] in OVER for summary in summaries):
+            _remove(folder)  # each has its own part of it; one that was lost begins again if it is retried
+    _each_alone(pack, left, sweep_dir, record, stop=stop, programs=programs)
+
+
+def _each_alone(
+    pack: Sequence[Job],
+    left: Mapping[int, Left],
+    sweep_dir: Path,
+    record: Record,
+    *,
+    stop: Stop,
+    programs: Programs,
+) -> None:
+    """Each of those that have left their pack goes on from where it is, if that is not its end."""
+    for i, one in left.items():
+        if one.is_over:
+            print(f"job {pack[i].number} ({pack[i].dir}): {one.words}", flush=True)
+            outcome = {"status": "finished", "objective": one.objective, "error": None}
+        elif stop.reason is not None:
+            outcome = {"status": "stopped"}
+        else:
+            print(f"job {pack[i].number} ({pack[i].dir}): {one.words}; it goes on from there", flush=True)
+            train([pack[i]], sweep_dir, record, stop=stop, programs=programs)
+            continue
+        record.settle({pack[i].number: outcome})
+
+
+def _failed(job: Job, error: BaseException, lost: str | None) -> dict[str, Any]:
+    """What is recorded of it. The traceback of what nobody foresaw is put into its directory."""
+    if lost is None:
+        with contextlib.suppress(ConfigError, OSError):
+            rundir.create(job.dir)
+    text, _ = endings.words(error, run_dir=job.dir) if lost is None else (lost, 1)
+    return {"status": "failed", "error": text}
 
 
 def _saved(job: Job, home: Path) -> dict[str, Any] | None:
@@ -105,8 +144,10 @@ def run_alone(job: Job, record: Record) -> None:
             run_id = _opened(job, held)
             record.settle({job.number: {"status": "running", "error": None, "run_id": run_id}}, again=True)
             objective = session.run(experiment, job.dir, resume_dir, job.overrides)
-    except (ConfigError, *session.EXPECTED) as error:
-        record.settle({job.number: {"status": "failed", "error": session.remedy(error)}})
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, ConfigError | session.CheckFailed | OSError | Diverged) and jax.process_count() > 1:
+            raise
+        record.settle({job.number: _failed(job, error, None)})
         return
     summary = rundir.read_json(job.dir / "summary.json") or {"status": "finished"}
     record.settle({job.number: {"status": summary["status"], "objective": objective}})
@@ -134,9 +175,12 @@ def _remove(folder: Path) -> None:
 
 
 def _open_all(pack: Sequence[Job], held: contextlib.ExitStack, lost: dict[int, str]) -> dict[int, str]:
-    """{member: run id} of those whose directory can be used; the others get into `lost`. Raises where none can."""
+    """{member: run id} of those that are not lost; more of which the directory cannot be used get into `lost`. Raises where
+    none can be."""
     run_ids = {}
     for i, job in enumerate(pack):
+        if i in lost:
+            continue
         try:
             run_ids[i] = _opened(job, held)
         except (ConfigError, OSError) as error:

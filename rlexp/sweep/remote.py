@@ -15,7 +15,7 @@ from typing import Any
 
 from rlexp import store
 from rlexp.sweep import worker
-from rlexp.sweep.packs import PACKS
+from rlexp.sweep.packing import PACKS
 from rlexp.sweep.worker import AGAIN, Task
 
 

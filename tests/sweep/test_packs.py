@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import jax
-from support import SMALL, assert_same, build, rows, train, without_clock
+import pytest
+from support import SMALL, assert_same, build, rows, saved, train, without_clock
 
 from launchers import local
 from rlexp import checkpoint, rundir, store
@@ -16,6 +17,7 @@ from rlexp.sweep import packs, worker
 from rlexp.sweep.journal import Journal
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job
+from rlexp.trainer import Member, Resume, train_pack
 
 
 def four(directory: Path, manifest: Manifest, *overrides: str) -> list[Job]:
@@ -183,3 +185,79 @@ def test_packs_with_the_same_program_are_compiled_once(tmp_path, monkeypatch):
     alone = train(tmp_path / "alone", *sizes, "algo.hp.lr=3e-3", "logger.progress=off", seeds=[2])
     assert alone[0]["objective"] == manifest.jobs()[1].objective
     assert without_clock(rows(tmp_path / "1")) == without_clock(rows(tmp_path / "alone/2"))
+
+
+@pytest.mark.slow
+def test_a_member_that_went_on_alone_keeps_what_it_has(tmp_path, capsys):
+    """Of a pack that was stopped one goes on alone to the same total, one further, one not as far, and one stays: none of them
+    is trained by two, and no line or checkpoint is lost."""
+    small, manifest, programs = [*SMALL, "logger.progress=off"], Manifest(tmp_path), packs.Programs()
+    jobs = four(tmp_path, manifest, *small)
+    for job in jobs:
+        job.dir.mkdir()
+    packs.train(jobs, tmp_path, manifest, stop=StopAfter(2), programs=programs)
+    assert [e.status for e in manifest.jobs()] == ["stopped"] * 4
+
+    def alone(number: int, total: int, stop: Stop) -> None:
+        (before,) = [e for e in manifest.jobs() if e.number == number]
+        experiment = build(*small, f"seed={number}", f"total_env_steps={total}")
+        member = Member(experiment, jobs[number].dir, before.run_id or "")
+        train_pack([member], stop=stop, resume=Resume(member.dir, "all"))
+
+    alone(0, 640, Stop())
+    alone(1, 1280, Stop())
+    alone(2, 1280, StopAfter(1))
+    ours = [rows(job.dir) for job in jobs]
+    assert [lines[-1]["env_steps"] for lines in ours] == [640, 1280, 768, 512]
+    kept = [saved(job.dir) for job in jobs[:2]]
+    summaries = [(job.dir / "summary.json").read_text() for job in jobs[:2]]
+    for attempt in range(2):  # the pack is stopped before it trains, and it is over
+        told = StopAfter(0) if attempt == 0 else Stop()
+        packs.train(jobs, tmp_path, manifest, stop=told, programs=programs)
+        said = capsys.readouterr()
+        assert f"job 0 ({jobs[0].dir}): it has 640 environment steps of its own, which are kept" in said.out
+        assert f"job 1 ({jobs[1].dir}): it has 1,280 environment steps of its own, which are kept" in said.out
+        assert [rows(job.dir) for job in jobs[:2]] == ours[:2]
+        for job, (update, leaves), summary in zip(jobs, kept, summaries, strict=False):
+            assert saved(job.dir)[0] == update and (job.dir / "summary.json").read_text() == summary
+            assert all(leaves[name].tobytes() == leaf.tobytes() for name, leaf in saved(job.dir)[1].items())
+        assert rows(jobs[2].dir)[: len(ours[2])] == ours[2]
+    assert [e.status for e in manifest.jobs()] == ["finished"] * 4
+    assert manifest.jobs()[1].objective == ours[1][-1]["eval/return_mean"]
+    assert [rows(job.dir)[-1]["env_steps"] for job in jobs] == [640, 1280, 768, 640]
+    assert saved(jobs[3].dir)[0] == 10
+
+
+def test_what_nobody_foresaw_fails_one_job_and_no_other(tmp_path, monkeypatch):
+    """Whatever a user's module raises. The traceback is in the job's directory, and the job can be tried again."""
+    manifest, jobs = Manifest(tmp_path), []
+    for number, broken in enumerate([KeyError("no such thing\nat all"), SystemExit(3), None, AssertionError()]):
+        manifest.add(number, [f"seed={number}"])
+        built = build(f"seed={number}")
+        jobs.append(
+            (Job(number, (f"seed={number}",), built.node, built.config, built.modules, tmp_path / str(number)), broken)
+        )
+
+    def train_or_break(members, **how):
+        (error,) = [broken for job, broken in jobs if job.dir == members[0].dir]
+        if error is not None:
+            raise error
+        return [{"status": "finished", "objective": 1.0}]
+
+    monkeypatch.setattr(packs, "train_pack", train_or_break)
+    local.make(jobs[0][0].config.launcher)([[job] for job, _ in jobs], set(), tmp_path, manifest)
+    ended = manifest.jobs()
+    assert [e.status for e in ended] == ["failed", "failed", "finished", "failed"]
+    assert (ended[0].error or "").startswith("KeyError: 'no such thing") and "SystemExit: 3" in (ended[1].error or "")
+    for number in (0, 1, 3):
+        kept = tmp_path / f"{number}/traceback.txt"
+        assert str(kept) in (ended[number].error or "") and "in train_or_break" in kept.read_text()
+    monkeypatch.setattr(packs, "train_pack", lambda members, **how: [{"status": "finished", "objective": 2.0}])
+    manifest.change([0, 1, 3], status="pending", error=None)
+    local.make(jobs[0][0].config.launcher)([[job] for job, _ in jobs], {2}, tmp_path, manifest)
+    assert [(e.status, e.objective, e.error) for e in manifest.jobs()] == [
+        ("finished", 2.0, None),
+        ("finished", 2.0, None),
+        ("finished", 1.0, None),
+        ("finished", 2.0, None),
+    ]
