@@ -4,18 +4,17 @@ A slice is a TPU VM, which one `tpu-vm create` makes, or which a queued resource
 room. Its workers are its hosts.
 """
 
-import enum
-import json
 import os
-import re
 import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launchers import answers
+from launchers.answers import Means, Seen, State
 from rlexp.config import ConfigError
 
 _TPUS = ("compute", "tpus")
@@ -23,52 +22,22 @@ _SECONDS = 180  # that a call may take which only asks
 _LONG = 3600  # one that creates, deletes, copies or installs
 
 
-class State(enum.Enum):
-    """Of a slice, as far as it matters here."""
+class Ask(NamedTuple):
+    """For what kind of slice, beside its size."""
 
-    GONE = "gone"  # there is no such slice
-    WAITING = "waiting"  # it is queued, or being made or deleted
-    READY = "ready"
-    BAD = "bad"  # preempted or stopped: it must be deleted, which also gives its quota back
-    FAILED = "failed"  # what was asked for cannot be had; it must be deleted too
-
-
-class Slice(NamedTuple):
-    """What is known of one."""
-
-    state: State
-    said: str  # gcloud's own word for it
-    addresses: list[str]  # of its workers, where it is ready
+    runtime: str
+    provisioning: str  # spot, on_demand, reserved
+    queued: bool
+    flags: Sequence[str] = ()  # the network, labels and so on, as gcloud has them
+    valid_hours: float | None = None  # after which Google drops a request that still waits
 
 
 class GcloudError(RuntimeError):
     """A call failed; the text is gcloud's last line, or last error."""
 
-    def __init__(self, text: str, whole: str = ""):
+    def __init__(self, text: str, whole: str = "", means: Means | None = None):
         super().__init__(text)
-        self.whole = whole or text  # all that gcloud said
-
-    @property
-    def passing(self) -> bool:
-        """Whether the same call may well succeed later: no room, or the service or the network has a bad moment."""
-        return bool(re.search(_PASSING, self.whole, re.I))
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether not even a question is answered: no login, no right, no such zone."""
-        return bool(re.search(_HOPELESS, self.whole, re.I))
-
-    @property
-    def missing(self) -> bool:
-        """Whether there is no such resource."""
-        return bool(re.search("not[_ ]found", self.whole, re.I)) and not self.hopeless
-
-
-_PASSING = (
-    "capacity|unavailable|internal error|timed out|deadline|aborted|crashed|ConnectionError|Max retries|name resolution|"
-    "problem refreshing|quota metric|rate limit|return code .255"
-)
-_HOPELESS = r"active account|PERMISSION_DENIED|Location \S+ is not found|invalid_grant|is in use|the hardware profile"
+        self.means = means or answers.means(whole or text)
 
 
 class Gcloud:
@@ -81,58 +50,68 @@ class Gcloud:
 
     def check(self) -> None:
         """Raises ConfigError where there is no gcloud, or nobody is logged in."""
+        account = ["auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
+        project = ["config", "get-value", "project"]
+        if self.dry_run:
+            print(
+                shlex.join(["gcloud", *account]),
+                *([] if self._project else [shlex.join(["gcloud", *project])]),
+                sep="\n",
+            )
+            return
         if shutil.which("gcloud") is None:
             raise ConfigError(
                 "launcher: tpu_vm needs gcloud, which is not on PATH (cloud.google.com/sdk/docs/install); "
                 "launcher.dry_run=true prints its commands without it"
             )
         try:
-            account = _run(["auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]).strip()
+            if not _run(account).strip():
+                raise ConfigError("launcher: gcloud has no login; gcloud auth login makes one")
+            if not (self._project or _run(project).strip()):
+                raise ConfigError(
+                    "launcher.project: null, and gcloud has none; name it, or set it with gcloud config set project NAME"
+                )
         except GcloudError as error:
             raise ConfigError(f"launcher: gcloud does not work: {error}") from error
-        if not account:
-            raise ConfigError("launcher: gcloud has no login; gcloud auth login makes one")
-        if self._project is None and not _run(["config", "get-value", "project"]).strip():
-            raise ConfigError(
-                "launcher.project: null, and gcloud has none; name it, or set it with gcloud config set project NAME"
-            )
 
-    def create(self, name: str, *, accelerator: str, runtime: str, provisioning: str, queued: bool) -> None:
-        """Asks for a slice. Returns when it is there, or, where it is queued, when it waits. Raises GcloudError."""
-        kind = {"on_demand": [], "spot": ["--spot"], "reserved": ["--reserved"]}[provisioning]
-        if queued:
-            which = ["queued-resources", "create", name, f"--node-id={name}", f"--runtime-version={runtime}"]
+    def create(self, name: str, accelerator: str, ask: Ask, *, boot: Path | None = None) -> None:
+        """Asks for a slice, which runs a script when it starts. Returns when it is there, or waits in the queue.
+
+        Raises:
+          GcloudError: it is refused.
+        """
+        kind = {"on_demand": [], "spot": ["--spot"], "reserved": ["--reserved"]}[ask.provisioning]
+        if ask.queued:
+            which = ["queued-resources", "create", name, f"--node-id={name}", f"--runtime-version={ask.runtime}"]
+            if ask.valid_hours is not None:
+                kind = [*kind, f"--valid-until-duration={max(60, round(ask.valid_hours * 3600))}s"]
         else:
-            which = ["tpu-vm", "create", name, f"--version={runtime}"]
-        self._call([*which, f"--accelerator-type={accelerator}", *kind, "--quiet"], seconds=_LONG)
+            which = ["tpu-vm", "create", name, f"--version={ask.runtime}"]
+        flags = [*kind, *ask.flags, *([f"--metadata-from-file=startup-script={boot}"] if boot else [])]
+        self._call([*which, f"--accelerator-type={accelerator}", *flags, "--quiet"], seconds=_LONG)
 
-    def describe(self, name: str, *, queued: bool) -> Slice:
+    def describe(self, name: str, *, queued: bool) -> Seen:
         """Raises GcloudError."""
-        node = self._ask(["tpu-vm", "describe", name])
-        if node is not None:
-            said = node.get("state", "UNKNOWN")
-            known = dict.fromkeys(("CREATING", "DELETING", "STARTING"), State.WAITING) | {"READY": State.READY}
-            ends = [end.get("ipAddress", "") for end in node.get("networkEndpoints", [])]
-            return Slice(known.get(said, State.BAD), said, ends)
-        if queued and (request := self._ask(["queued-resources", "describe", name])) is not None:
-            said = request.get("state", {}).get("state", "UNKNOWN")
-            if said == "FAILED":
-                why = request["state"].get("failedData", {}).get("error", {}).get("message", "")
-                return Slice(State.FAILED, why or "the request failed", [])
-            return Slice(State.BAD if said == "SUSPENDED" else State.WAITING, said, [])
-        return Slice(State.GONE, "NOT_FOUND", [])
+        if (seen := self._ask(["tpu-vm", "describe", name], answers.node)) is not None:
+            return seen
+        if queued and (seen := self._ask(["queued-resources", "describe", name], answers.request)) is not None:
+            return seen
+        return Seen(State.GONE, "NOT_FOUND", [], {})
 
     def delete(self, name: str, *, queued: bool) -> None:
         """Returns when it is gone. Raises GcloudError, but not where there is no such slice."""
         commands = [["tpu-vm", "delete", name]]
         if queued:  # the request outlives its VM, and --force takes the VM along
             commands = [["queued-resources", "delete", name, "--force"], *commands]
+        failed: GcloudError | None = None
         for command in commands:
             try:
                 self._call([*command, "--quiet"], seconds=_LONG)
             except GcloudError as error:
-                if not error.missing:
-                    raise
+                if error.means is not Means.GONE:
+                    failed = failed or error  # the other command may still end what costs
+        if failed is not None:
+            raise failed
 
     def ssh(self, name: str, worker: int, script: str, *, environment: Sequence[str] = (), long: bool = False) -> bytes:
         """What a script of bash prints on a worker, as it is. Raises GcloudError.
@@ -148,14 +127,20 @@ class Gcloud:
         """A file to a worker. To all at once gcloud wants a key in an ssh-agent. Raises GcloudError."""
         self._call(["tpu-vm", "scp", str(path), f"{name}:{target}", f"--worker={worker}", "--quiet"], seconds=_LONG)
 
-    def _ask(self, command: list[str]) -> dict[str, Any] | None:
+    def _ask(self, command: list[str], read: Callable[[dict[str, Any]], Seen]) -> Seen | None:
         try:
             said = self._call([*command, "--format=json"])
         except GcloudError as error:
-            if error.missing:
+            if error.means is Means.GONE:
                 return None
             raise
-        return json.loads(said or "{}")
+        if self.dry_run:
+            return None
+        try:
+            return read(answers.read(said))
+        except ValueError as error:
+            text = f"the answer of gcloud {' '.join(command[:2])} cannot be read: {error}"
+            raise GcloudError(text, means=Means.PASSING) from error
 
     def _call(self, command: list[str], *, given: Sequence[str] = (), seconds: int = _SECONDS) -> bytes:
         whole = [*_TPUS, *command, *self._where]
@@ -167,31 +152,33 @@ class Gcloud:
 
 
 def _run(command: list[str], *, given: str = "", seconds: int = _SECONDS) -> bytes:
+    what = f"gcloud {' '.join(command[:4])}"
+    try:
+        code, output, said = _spawn(["gcloud", *command], given.encode(), seconds)
+    except OSError as error:  # no memory, or no process to be had
+        means = Means.FATAL if isinstance(error, FileNotFoundError) else Means.PASSING
+        raise GcloudError(f"{what} did not start: {error}", means=means) from error
+    except subprocess.TimeoutExpired as error:
+        raise GcloudError(f"{what} timed out after {seconds} s", means=Means.PASSING) from error
+    if code:
+        text = said.decode(errors="replace")
+        last = answers.last_line(text) or answers.last_line(output.decode(errors="replace"))
+        raise GcloudError(last or f"{what} ended with exit code {code}", text)
+    return output
+
+
+def _spawn(command: list[str], given: bytes, seconds: int) -> tuple[int, bytes, bytes]:
+    """Exit code, output and errors. Raises OSError, TimeoutExpired."""
     with subprocess.Popen(
-        ["gcloud", *command],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for us: a call that deletes a slice must end by itself
     ) as process:
         try:
-            output, said = process.communicate(given.encode(), timeout=seconds)
-        except subprocess.TimeoutExpired as error:
+            output, said = process.communicate(given, timeout=seconds)
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # and its ssh, which might still do its work later
-            raise GcloudError(f"gcloud {' '.join(command[:4])} timed out after {seconds} s") from error
-    if process.returncode:
-        text = said.decode(errors="replace")
-        last = _last_line(text) or _last_line(output.decode(errors="replace")) or f"exit code {process.returncode}"
-        raise GcloudError(last, text)
-    return output
-
-
-def _last_line(text: str) -> str:
-    """The last error, or the last line that says something. Errors of the service may come as JSON, and have details after them."""
-    if messages := re.findall(r'"message": "((?:[^"\\]|\\.)*)"', text):
-        return messages[-1].replace('\\"', '"')
-    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
-    # What failed on a worker is said between what gcloud says of ssh.
-    own = [line for line in lines if not re.search("exited with return code|Attempting to connect", line)]
-    errors = [line for line in own if line.startswith("ERROR:")]
-    return (errors or own or lines or [""])[-1]
+            raise
+    return process.returncode, output, said

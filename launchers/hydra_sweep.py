@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from rlexp import compose, rundir
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
-from rlexp.sweep.manifest import NAME, OVER, Manifest
+from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
 from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
 
@@ -37,7 +37,7 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
     returned: list[Sequence[JobReturn]] = []
     try:
         _sweep(plugin, arguments, directory, has_manifest, returned)
-    except ConfigError:
+    except (ConfigError, Rehearsed):
         if not returned:  # no job has been started, here; another sweep may be there
             if before is not None:
                 (directory / _LINE).write_bytes(before)

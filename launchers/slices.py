@@ -1,386 +1,322 @@
-"""One slice of a pool, kept by a thread: made, set up, given packs one after the other, made again when it is preempted.
+"""One slice of a pool: asked for, waited for, set up, asked how it is, and deleted.
 
 What must outlive this process is in the manifest, before it is done: `tpu slice NAME` says that the slice is ours, and
 which start of which pack runs on it. A new process finds the slice by it, and its start goes on undisturbed.
 """
 
 import contextlib
-import queue
 import threading
-import time
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from launchers import worker_scripts
-from launchers.gcloud import Gcloud, GcloudError, State
-from launchers.tarball import Tarball
+from launchers.answers import Means, Seen, State
+from launchers.gcloud import Gcloud, GcloudError
+from launchers.patience import Clock, Patience
+from launchers.setting import Kind, Setting
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.supervise import PREEMPTIONS, Ended, Why
-from rlexp.sweep.worker import AGAIN, Task
+from rlexp.sweep.worker import AGAIN
 
-FACT = "tpu slice "  # of the manifest: {task, job, kind, zone, project, queued}
-_PORTS = (20_000, 12_000)  # the first, and how many: of process 0 of a start
-_WAIT_S = 20  # between questions while a slice is made, or has no room
-_TRIES = 15  # of what must not fail for a passing reason
-_UNREACHABLE = 12  # polls in a row that no worker answers, on a slice that calls itself ready: it is made anew
-_SAVE_S = 300  # that a pack may take to save and end
+FACT = "tpu slice "  # of the manifest: {task, job, kind, since, zone, project, queued}
+FAULTY = "tpu faulty "  # slices that could not be set up, or not be started on: their names are not used again
+LABEL = "rlexp-sweep"  # of the slices
+USED = "tpu used "  # hours of slices that are gone
+_TRIES = 10  # of what fails for a passing reason, and of slices that are lost while they are made
+_LOOK_S = 60  # at most, between two looks at a slice that is waited for
+_MOST_S = 300  # and between two tries of what has failed
+_SILENT = 2  # times that no worker answers who is told to save
+_MOVING = 60  # so many times `poll_s` a slice may be repaired, restarted or the like, and is then made anew
+LIVES = ("runs", "rc 0", f"rc {AGAIN}")  # of a start: what it has done is not lost
 
-
-class Kind(NamedTuple):
-    """Of a slice."""
-
-    accelerator: str  # v4-32
-    workers: int
-
-
-class Setting(NamedTuple):
-    """What all slices of a pool have in common."""
-
-    gcloud: Gcloud
-    sweep_dir: Path
-    queued: bool
-    provisioning: str
-    runtime: str
-    setup: Sequence[str]
-    install: str
-    tarball: Tarball
-    environment: Sequence[str]  # NAME=value of each worker
-    poll_s: float
-    grace_s: float  # after a failure, within which a preemption may show itself as its cause
-    preemptions: int
-    arguments: Callable[[Task], list[str]]  # of the Python that trains a pack
-    fetch: Callable[[Task], bool]  # brings what its workers have told of its jobs; whether the store answered
-    bring: Callable[[Task], None]  # brings the small files of its run directories
-    say: Callable[[str], None]
-    stream: Callable[[str], None]  # what worker 0 prints
-    fact: dict[str, Any]  # zone, project, queued: to find a slice again
+_T = TypeVar("_T")
 
 
 class Lost(Exception):
     """The slice was preempted, or is as good as that."""
 
+    moving = False  # it may come back, with what runs on it
 
-class Keeper(threading.Thread):
-    """Takes packs from `give` until `retire`, and puts (pack, how it ended, or the error that ends the keeper) into `out`."""
+    @classmethod
+    def because(cls, seen: Seen) -> "Lost":
+        """Of what is not ready."""
+        lost = cls(f"is {seen.said}" if seen.state is State.MOVING else f"was preempted ({seen.said})")
+        lost.moving = seen.state is State.MOVING
+        return lost
 
-    def __init__(
-        self, name: str, kind: Kind, setting: Setting, out: "queue.SimpleQueue[tuple[Keeper, Task | None, Any]]"
-    ):
-        super().__init__(name=name, daemon=True)
-        self.kind, self.idle_since = kind, time.monotonic()
-        self.task: Task | None = None
-        self._in, self._out = queue.SimpleQueue[Task | None](), out
-        self._setting, self._gcloud = setting, setting.gcloud
-        self._manifest: Manifest  # SQLite's connections belong to their thread
-        self._stopping = threading.Event()
+
+class Faulty(Exception):
+    """The slice cannot be set up, or nothing be started on it."""
+
+    def __init__(self, text: str, *, silent: bool = False):
+        """`silent`: a process began there, and ended before it had a word to say of its pack."""
+        super().__init__(text)
+        self.silent = silent
+
+
+class Slice:
+    """Used by the thread of its keeper."""
+
+    def __init__(self, name: str, kind: Kind, setting: Setting, stopping: threading.Event):
+        self.name, self.kind, self._setting, self._stopping = name, kind, setting, stopping
+        self._gcloud, self._clock = setting.gcloud, setting.clock
         self._hosts = ThreadPoolExecutor(kind.workers)
-        self.retired = self.failed = False
+        # SQLite's connections belong to their thread.
+        self._manifest = Manifest(setting.sweep_dir)
+        # Quota that was enough before is held by a lost slice for a while after it is deleted.
+        self._had = self.fact is not None or bool(self._manifest.recall_all(FAULTY))
+        self._told = ""
 
-    def give(self, task: Task) -> None:
-        """To an idle keeper. A pack whose start the manifest knows goes on."""
-        self.task = task
-        self._in.put(task)
+    @property
+    def fact(self) -> dict[str, Any] | None:
+        """What the manifest knows of it; None where it is not ours."""
+        return self._manifest.recall(FACT + self.name)
 
-    def stop(self) -> None:
-        """The pack that trains saves and ends."""
-        self._stopping.set()
-
-    def retire(self) -> None:
-        """After its pack, the keeper deletes the slice and ends."""
-        self.retired = True
-        self._in.put(None)
-
-    def run(self) -> None:
-        """The thread."""
-        self._manifest = Manifest(self._setting.sweep_dir)
-        self._had = self._manifest.recall(FACT + self.name) is not None  # at any time
-        try:
-            while (task := self._in.get()) is not None:
-                ended: Any = self._train(task)
-                for _ in range(_TRIES):  # without it a finished pack would be trained again
-                    if self._setting.fetch(task):
-                        break
-                    time.sleep(_WAIT_S)
-                self._setting.bring(task)
-                self._remember(None, None)
-                self.task, self.idle_since = None, time.monotonic()
-                self._out.put((self, task, ended))
-        except Exception as error:
-            self.failed = True
-            self._out.put((self, self.task, error))
-        finally:
-            self._delete()
-
-    # --- a pack -------------------------------------------------------------------------------------------------------
-
-    def _train(self, task: Task) -> Ended | None:
-        """How it ended where that is not for its journal to tell. Raises GcloudError where no slice can be had."""
-        count = PREEMPTIONS + task.name
-        while not self._stopping.is_set():
-            try:
-                return self._attempt(task)
-            except Lost as error:
-                if self._stopping.is_set():
-                    break
-                number = (self._manifest.recall(count) or 0) + 1
-                self._manifest.remember(count, number)
-                self._setting.say(f"{self.name}: {error}; pack {task.name} goes on from its checkpoint")
-                self._remember(None, None)
-                if number > self._setting.preemptions:
-                    return Ended(f"was preempted {number} times (launcher.preemptions)", Why.HOPELESS)
-        return None
-
-    def _attempt(self, task: Task) -> Ended | None:
-        addresses = self._ensure()
-        if addresses is None:
-            return None  # told to stop
-        job = self._job_of(task)
-        try:
-            self._set_up()
-            port = _PORTS[0] + zlib.crc32(f"{self.name} {job}".encode()) % _PORTS[1]
-            self._start(task, job, f"{addresses[0]}:{port}")
-            return self._watch(task, job)
-        except GcloudError as error:
-            self._look_for_preemption()
-            return Ended(f"could not be started on {self.name}: {error}")
-
-    def _job_of(self, task: Task) -> str:
-        """The start that runs already, or the name of a new one, which is remembered before it runs."""
-        known = self._manifest.recall(FACT + self.name) or {}
-        if known.get("task") == task.name and known.get("job"):
-            return known["job"]
-        number = (self._manifest.recall(f"tpu starts {task.name}") or 0) + 1
-        self._manifest.remember(f"tpu starts {task.name}", number)
-        job = f"{task.name}-{number}"
-        self._remember(task.name, job)
-        return job
-
-    def _remember(self, task: str | None, job: str | None) -> None:
-        fact = {"task": task, "job": job, "kind": list(self.kind), **self._setting.fact}
+    def remember(self, task: str | None, job: str | None) -> None:
+        """Which start of which pack it has, from now on."""
+        since = (self.fact or {}).get("since")
+        fact = {"task": task, "job": job, "kind": list(self.kind), "since": since, **self._setting.fact}
         self._manifest.remember(FACT + self.name, fact)
 
-    def _start(self, task: Task, job: str, coordinator: str) -> None:
-        code, lock = self._setting.tarball.code, self._setting.tarball.lock
+    def on_all(self, call: Callable[[int], _T]) -> list[_T]:
+        """What a function gives for the number of each worker."""
+        return list(self._hosts.map(call, range(self.kind.workers)))
 
-        def on(worker: int) -> None:
-            arguments = self._setting.arguments(task)
-            if self.kind.workers > 1:
-                arguments += [coordinator, str(self.kind.workers), str(worker)]
-            script = worker_scripts.start(job, code, lock, arguments)
-            self._gcloud.ssh(self.name, worker, script, environment=self._setting.environment)
+    def say(self, text: str) -> None:
+        """Once, until it is something else."""
+        if text != self._told:
+            self._setting.say(f"{self.name}: {text}")
+        self._told = text
 
-        list(self._hosts.map(on, range(self.kind.workers)))
+    def patience(self, *, most_s: float = _MOST_S, times: int | None = None, hours: float | None = None) -> Patience:
+        """Its waits begin with the time between two looks."""
+        return Patience(self._clock, self._setting.poll_s, most_s=most_s, times=times, hours=hours)
 
-    def _watch(self, task: Task, job: str) -> Ended | None:
-        """Until all workers have ended, or one has failed, which ends the others.
+    # --- made and waited for ------------------------------------------------------------------------------------------
+
+    def ensure(self) -> list[str] | None:
+        """Addresses of the workers once it is ready; None where it was told to stop before.
 
         Raises:
-          Lost: the slice is gone, or was about to be.
+          GcloudError: it cannot be had.
         """
-        unreachable, log = 0, _Log(self._manifest, task, job, self._setting.stream)
-        told: float | None = None  # when it was told to save and end
-        over: float | None = None  # when process 0 was seen to have ended
-        while True:
-            if self._stopping.is_set():
-                if told is None:
-                    told = time.monotonic()
-                    self._end(job, "TERM")
-                elif time.monotonic() - told > _SAVE_S:
-                    self._end(job, "KILL")
-                    return None
+        until = self.patience(most_s=_LOOK_S, hours=self._setting.wait_hours)
+        trouble, made = (
+            self.patience(times=_TRIES),
+            self.patience(times=_TRIES),
+        )  # what fails; slices that come to nothing
+        moving = self.patience(hours=_MOVING * self._setting.poll_s / 3600)
+        while not self._stopping.is_set():
             try:
-                codes = list(self._hosts.map(lambda worker: self._look(job, worker, log), range(self.kind.workers)))
+                seen = self._gcloud.describe(self.name, queued=self._setting.ask.queued)
+                self._check_owner(seen)
+                if seen.state is State.READY:
+                    return self._ready(seen)
+                if seen.state is State.GONE:
+                    self._create()
+                    self._pause(made, "asked for")
+                elif seen.state is State.WAITING:
+                    trouble.reset()
+                    self._pause(until, seen.said)
+                elif seen.state is State.MOVING and not moving.is_over:
+                    self._pause(moving, seen.said)
+                else:
+                    self.say(f"is {seen.said}; deleting it")
+                    if seen.state is State.MOVING:
+                        self._save()
+                    self._gcloud.delete(self.name, queued=self._setting.ask.queued)
+                    charge(self._manifest, self.name, self._clock)
+                    moving.reset()
+                    if seen.state is State.FAILED:
+                        raise GcloudError(seen.said)
             except GcloudError as error:
-                # That ssh is dead does not mean that the job is.
-                unreachable += 1
-                self._look_for_preemption(grace=False)
-                if unreachable > _UNREACHABLE:
-                    self._delete()
-                    raise Lost(f"cannot be reached ({error})") from error
-                self._wait(soon=told is not None)
+                quota = error.means is Means.QUOTA
+                if error.means is Means.FATAL or (quota and not self._had) or until.is_over:
+                    raise
+                self._pause(until if quota or error.means is Means.ROOM else trouble, str(error), error)
+        return None
+
+    def _pause(self, patience: Patience, said: str, error: GcloudError | None = None) -> None:
+        """Waits. Raises GcloudError where that has been done for long enough."""
+        self.say(f"{said}; waiting")
+        if not patience.wait(self._stopping):
+            raise GcloudError(f"{said}, and so it was for long enough", means=Means.FATAL) from error
+
+    def _check_owner(self, seen: Seen) -> None:
+        """Raises GcloudError where it is another's."""
+        ours = self._setting.own_names or seen.labels.get(LABEL) == self._setting.label
+        if seen.state is not State.GONE and self.fact is None:
+            if not ours:
+                text = f"the name {self.name} is in use, by a slice that is not of this sweep"
+                raise GcloudError(text, means=Means.FATAL)
+            self.remember(None, None)
+
+    def _ready(self, seen: Seen) -> list[str]:
+        if len(seen.addresses) != self.kind.workers:
+            text = f"{self.name} has {len(seen.addresses)} workers, and the hardware profile {self.kind.workers} hosts"
+            raise GcloudError(text, means=Means.FATAL)
+        self._had, fact = True, self.fact or {}
+        if fact.get("since") is None:  # from now on it costs
+            self._manifest.remember(FACT + self.name, fact | {"since": self._clock.date()})
+        return seen.addresses
+
+    def _create(self) -> None:
+        """Asks for the slice, which is ours from now on. Raises GcloudError."""
+        known = self.fact is not None
+        self.say(f"asking for a {self.kind.accelerator}")
+        if not known:
+            self.remember(None, None)
+        try:
+            boot = self._setting.boot_file(self.name)
+            self._gcloud.create(self.name, self.kind.accelerator, self._setting.ask, boot=boot)
+        except GcloudError as error:
+            if error.means is not Means.TAKEN:
+                raise
+            # By a call of ours that seemed to fail, by a deletion that is not over, or somebody else was quicker.
+            if not (known or self._setting.own_names):
+                self._manifest.drop(FACT + self.name)  # the next look tells whose it is
+            return
+        charge(self._manifest, self.name, self._clock)
+        self.remember(None, None)  # no start is on a new disk
+
+    # --- asked how it is ----------------------------------------------------------------------------------------------
+
+    def look(self) -> Seen | None:
+        """None where nobody answers."""
+        try:
+            return self._gcloud.describe(self.name, queued=self._setting.ask.queued)
+        except GcloudError as error:
+            self.say(str(error))
+            return None
+
+    def check(self, *, grace_s: float = 0) -> None:
+        """Returns where the slice is ready all along. Processes may die before its state tells why.
+
+        Raises:
+          Lost: it is not ready.
+          GcloudError: nobody answers, for long.
+        """
+        silent, until = self.patience(times=_TRIES), self._clock.now() + grace_s
+        while True:
+            seen = self.look()
+            if seen is None:
+                if not silent.wait():
+                    raise GcloudError("Google does not answer", means=Means.FATAL)
                 continue
-            unreachable = 0
-            self._setting.fetch(task)
-            failed = [i for i, code in enumerate(codes) if code not in ("runs", "rc 0", f"rc {AGAIN}")]
-            if failed and told is None and over is None:
-                why = self._why(job, failed[0], codes[failed[0]])
-                self._end(job, "KILL")  # the others would wait for it
-                self._look_for_preemption()
-                self._remember(None, None)
-                return Ended(f"{why}; its log is {task.log}")
-            if "runs" not in codes:
-                if f"rc {AGAIN}" in codes and told is None:
-                    self._look_for_preemption()
-                    raise Lost("was told to stop")  # as a VM is that is about to be preempted
-                return None
-            if codes[0] != "runs":
-                over = over or time.monotonic()
-                if time.monotonic() - over > _SAVE_S:
-                    self._end(job, "KILL")  # the others hang, and have nothing left to do
-            self._wait(soon=told is not None)
+            silent.reset()
+            if seen.state is not State.READY:
+                raise Lost.because(seen)
+            if self._clock.now() >= until:
+                return
+            self._clock.sleep(max(0.1, min(self._setting.poll_s, grace_s)))
 
-    def _why(self, job: str, worker: int, code: str) -> str:
-        how = {"dead": "was killed", "none": "is gone"}.get(code, f"ended with exit code {code.removeprefix('rc ')}")
-        lines = []
-        with contextlib.suppress(GcloudError):
-            said = self._gcloud.ssh(self.name, worker, worker_scripts.last_lines(job))
-            lines = said.decode(errors="replace").strip().splitlines()
-        return f"{how} on worker {worker} of {self.name}" + (f": {lines[-1].strip()}" if lines else "")
+    # --- set up and spoken to -----------------------------------------------------------------------------------------
 
-    def _look(self, job: str, worker: int, log: "_Log") -> str:
-        said = self._gcloud.ssh(self.name, worker, worker_scripts.look(job, log.offset if worker == 0 else None))
-        code, _, text = said.partition(b"\n")
-        if worker == 0:
-            log.add(text)
-        return code.decode()
+    def set_up(self) -> None:
+        """The code of this content and the environment of this lock, where a worker lacks either. Raises GcloudError."""
+        hello, tarball = self._setting.hello(self.name), self._setting.tarball
+        if all(self.on_all(lambda worker: self.ssh(worker, hello).strip() == b"yes")):
+            return
+        self.say("setting up")
+        target = worker_scripts.archive(tarball.code)
+        self.on_all(lambda worker: self._gcloud.copy(tarball.path, self.name, worker, target))
+        script = self._setting.set_up()
+        self.on_all(lambda worker: self._gcloud.ssh(self.name, worker, script, long=True))
 
-    def _end(self, job: str, signal: str) -> None:
+    def ssh(self, worker: int, script: str, *, environment: Sequence[str] = ()) -> bytes:
+        """What a script prints on a worker. Raises GcloudError."""
+        return self._gcloud.ssh(self.name, worker, script, environment=environment)
+
+    def state_of(self, job: str, worker: int, offset: int | None = None) -> tuple[str, bytes]:
+        """See `state_of`."""
+        return state_of(self._gcloud, self.name, job, worker, offset)
+
+    def end(self, job: str, signal: str, *, asked: bool = False) -> None:
+        """Sends a signal to a start, on each worker that answers; whether a person asked for that."""
+
         def on(worker: int) -> None:
             try:
-                self._gcloud.ssh(self.name, worker, worker_scripts.end(job, signal))
+                self.ssh(worker, worker_scripts.end(job, signal, asked=asked))
             except GcloudError as error:
                 self._setting.say(f"{self.name}: worker {worker} does not answer ({error})")
 
-        list(self._hosts.map(on, range(self.kind.workers)))
+        self.on_all(on)
 
-    # --- the slice ----------------------------------------------------------------------------------------------------
+    # --- deleted ------------------------------------------------------------------------------------------------------
 
-    def _ensure(self) -> list[str] | None:
-        """Addresses of the workers of a slice that is ready; None where it was told to stop before.
+    def _save(self) -> None:
+        if (fact := self.fact) and fact["job"]:
+            save(self._gcloud, self.name, fact, self._clock)
 
-        Raises:
-          GcloudError: gcloud refuses for good.
-        """
-        told = ""
-        while not self._stopping.is_set():
-            failure: GcloudError | None = None
-            try:
-                seen = self._gcloud.describe(self.name, queued=self._setting.queued)
-                if seen.state != State.GONE and self._manifest.recall(FACT + self.name) is None:
-                    raise GcloudError(f"the name {self.name} is in use, by a slice that is not of this sweep")
-                if seen.state == State.READY:
-                    if len(seen.addresses) != self.kind.workers:
-                        raise GcloudError(
-                            f"{self.name} has {len(seen.addresses)} workers, and the hardware profile {self.kind.workers} hosts"
-                        )
-                    self._had = True
-                    return seen.addresses
-                if seen.state in (State.BAD, State.FAILED):
-                    self._setting.say(f"{self.name} is {seen.said}: deleting it")
-                    self._gcloud.delete(self.name, queued=self._setting.queued)
-                    if seen.state == State.BAD:
-                        continue
-                    failure = GcloudError(seen.said)
-                if seen.state == State.GONE:
-                    self._setting.say(f"{self.name}: asking for a {self.kind.accelerator}")
-                    failure = self._create()
-                    if failure is None:
-                        continue
-                said = seen.said
-            except GcloudError as error:  # of a question, or of a deletion
-                if error.hopeless:
-                    raise
-                said = str(error)
-            if failure is not None:
-                # Quota that was enough before is held by a lost slice for a while after it is deleted.
-                if not failure.passing and not (self._had and "quota" in failure.whole.lower()):
-                    raise failure
-                said = str(failure)
-            if said != told:
-                self._setting.say(f"{self.name}: {said}; waiting")
-            told = said
-            self._stopping.wait(min(_WAIT_S, self._setting.poll_s))
-        return None
+    def close(self) -> None:
+        """Nobody needs it any more."""
+        self.delete()
+        self._hosts.shutdown(wait=False)
 
-    def _create(self) -> GcloudError | None:
-        """Asks for the slice, which is ours from now on; the error where that is refused."""
-        known = self._manifest.recall(FACT + self.name) is not None
-        if not known:
-            self._remember(None, None)
+    def delete(self) -> None:
+        """So that nothing goes on costing. What still runs on it saves first."""
+        fact = self.fact
+        if fact is None:
+            return
+        self._save()
+        if trouble := delete(self._gcloud, self.name, fact, self._clock):
+            self._setting.say(f"{self.name} could not be deleted, and may go on costing: {trouble}")
+            return
+        forget(self._manifest, self.name, self._clock)
+
+
+def state_of(gcloud: Gcloud, name: str, job: str, worker: int, offset: int | None = None) -> tuple[str, bytes]:
+    """(`runs`, `none`, `dead` or `rc N`, what the start has printed after an offset). Raises GcloudError."""
+    code, _, text = gcloud.ssh(name, worker, worker_scripts.look(job, offset)).partition(b"\n")
+    if not worker_scripts.STATE.fullmatch(said := code.decode(errors="replace")):
+        raise GcloudError(f"worker {worker} answers {said[:80]!r}", means=Means.PASSING)
+    return said, text
+
+
+def save(gcloud: Gcloud, name: str, fact: dict[str, Any], clock: Clock, *, asked: bool = False) -> None:
+    """Has what runs on a slice save and end, as long as somebody answers there, and no longer than it may take."""
+    until, untold, silent = clock.now() + fact.get("save_s", 300), set(range(fact["kind"][1])), 0
+    while clock.now() < until and silent < _SILENT:
+        runs, answers = False, False
+        for worker in range(fact["kind"][1]):
+            with contextlib.suppress(GcloudError):
+                if worker in untold:
+                    gcloud.ssh(name, worker, worker_scripts.end(fact["job"], "TERM", asked=asked))
+                    untold.remove(worker)
+                runs |= state_of(gcloud, name, fact["job"], worker)[0] == "runs"
+                answers = True
+        if answers and not runs and not untold:
+            return
+        silent = 0 if answers else silent + 1
+        clock.sleep(2)
+
+
+def delete(gcloud: Gcloud, name: str, fact: dict[str, Any], clock: Clock) -> str | None:
+    """Deletes a slice; what kept it from that, where something did, though it was tried for a while."""
+    patience = Patience(clock, 2, most_s=_LOOK_S, times=_TRIES)
+    while True:
         try:
-            self._gcloud.create(
-                self.name,
-                accelerator=self.kind.accelerator,
-                runtime=self._setting.runtime,
-                provisioning=self._setting.provisioning,
-                queued=self._setting.queued,
-            )
+            return gcloud.delete(name, queued=fact["queued"])
         except GcloudError as error:
-            if not known and "already" in error.whole.lower():  # somebody else was quicker, and it is theirs
-                self._manifest.drop(FACT + self.name)
-            return error
-        return None
-
-    def _set_up(self) -> None:
-        """The code of this content and the environment of this lock, where a worker lacks either. Raises GcloudError."""
-        tarball, workers = self._setting.tarball, range(self.kind.workers)
-        ask = worker_scripts.is_set_up(tarball.code, tarball.lock)
-        have = self._hosts.map(lambda worker: self._gcloud.ssh(self.name, worker, ask).strip() == b"yes", workers)
-        if all(have):
-            return
-        self._setting.say(f"{self.name}: setting up")
-        target = worker_scripts.archive(tarball.code)
-        list(self._hosts.map(lambda worker: self._gcloud.copy(tarball.path, self.name, worker, target), workers))
-        script = worker_scripts.set_up(
-            tarball.code, tarball.lock, setup=self._setting.setup, install=self._setting.install
-        )
-        list(self._hosts.map(lambda worker: self._gcloud.ssh(self.name, worker, script, long=True), workers))
-
-    def _look_for_preemption(self, *, grace: bool = True) -> None:
-        """Raises Lost where the slice is not ready any more. Processes may die before its state tells why."""
-        until = time.monotonic() + (self._setting.grace_s if grace else 0)
-        while True:
-            try:
-                seen = self._gcloud.describe(self.name, queued=self._setting.queued)
-                if seen.state != State.READY:
-                    raise Lost(f"was preempted ({seen.said})")
-            except GcloudError as error:
-                self._setting.say(f"{self.name}: {error}")
-            if time.monotonic() >= until:
-                return
-            time.sleep(min(self._setting.poll_s, self._setting.grace_s))
-
-    def _wait(self, soon: bool = False) -> None:
-        if soon:
-            time.sleep(min(2, self._setting.poll_s))
-        else:
-            self._stopping.wait(self._setting.poll_s)
-
-    def _delete(self) -> None:
-        """So that nothing goes on costing."""
-        if self._manifest.recall(FACT + self.name) is None:
-            return
-        for left in reversed(range(_TRIES)):
-            try:
-                self._gcloud.delete(self.name, queued=self._setting.queued)
-                self._manifest.drop(FACT + self.name)
-                return
-            except GcloudError as error:
-                if error.hopeless or not left:
-                    self._setting.say(f"{self.name} could not be deleted, and may go on costing: {error}")
-                    return
-                time.sleep(_WAIT_S)
+            if error.means is Means.FATAL or not patience.wait():
+                return str(error)
 
 
-class _Log:
-    """What worker 0 printed in one start, added to the pack's log, which holds all of its starts."""
+def forget(manifest: Manifest, name: str, clock: Clock) -> None:
+    """A slice that is deleted."""
+    charge(manifest, name, clock)
+    manifest.drop(FACT + name)
 
-    def __init__(self, manifest: Manifest, task: Task, job: str, stream: Callable[[str], None]):
-        self._stream = stream
-        size = task.log.stat().st_size if task.log.exists() else 0
-        fact = f"tpu log {task.name}"
-        known, began = manifest.recall(fact) or (None, 0)
-        if known != job:
-            began = size
-            manifest.remember(fact, [job, began])
-        self.offset, self._path = size - began, task.log  # bytes of this start that are here
 
-    def add(self, data: bytes) -> None:
-        """What comes next."""
-        with self._path.open("ab") as file:
-            file.write(data)
-        self.offset += len(data)
-        self._stream(data.decode(errors="replace"))
+def charge(manifest: Manifest, name: str, clock: Clock) -> None:
+    """Writes down for how long a slice has cost that does so no more."""
+    fact = manifest.recall(FACT + name) or {}
+    if (since := fact.get("since")) is not None:
+        manifest.remember(f"{USED}{name} {since}", (clock.date() - since) / 3600)
+        manifest.remember(FACT + name, fact | {"since": None})
+
+
+def hours(manifest: Manifest, clock: Clock) -> float:
+    """For how long all slices of a sweep have cost, added up."""
+    open_since = [fact["since"] for fact in manifest.recall_all(FACT).values() if fact.get("since") is not None]
+    return sum(manifest.recall_all(USED).values()) + sum((clock.date() - since) / 3600 for since in open_since)

@@ -7,23 +7,25 @@ what runs on them. When the sweep ends or is cancelled they are deleted, so that
 
 import json
 import os
-import sys
-import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-from launchers import tarball, worker_scripts
-from launchers.gcloud import Gcloud, GcloudError
+from launchers import rehearsal, tarball
+from launchers.gcloud import Ask, Gcloud
+from launchers.patience import Clock
 from launchers.pool import Pool
-from launchers.slices import FACT, Kind, Setting
+from launchers.setting import Kind, Setting
+from launchers.slices import FACT, LABEL, delete, forget, save
+from launchers.watchdog import Watch
 from rlexp import rundir, store
 from rlexp.config import Config as Whole
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, NonNegative, Positive, schema
 from rlexp.loggers.wandb import find_key
 from rlexp.stop import stop_on_signals
 from rlexp.sweep import worker
-from rlexp.sweep.manifest import JobFailed, Manifest
+from rlexp.sweep.manifest import JobFailed, Manifest, Rehearsed
 from rlexp.sweep.packing import Job, Pack, apart, name
 from rlexp.sweep.supervise import Run, caught_up, show, supervise
 from rlexp.sweep.worker import Task
@@ -67,6 +69,27 @@ class Config:
     """Shell command that makes a Python environment in $VENV. It runs once on a slice, until what it is made of changes."""
     environment: Host[list[str]]
     """Names of this process's variables that the workers get too. Their values are written nowhere."""
+    network: Host[str | None]
+    """Of the slices; null: the project's default, as of the next two."""
+    subnetwork: Host[str | None]
+    service_account: Host[str | None]
+    """Whose rights the VMs have."""
+    labels: Host[dict[str, str]]
+    """Of the slices, such as {team: rl}; rlexp-sweep is added."""
+    tags: Host[list[str]]
+    """Of the network, for its firewall."""
+    internal_ips: Host[Flag]
+    """Whether the VMs have no addresses outside their network."""
+    slice_failures: Host[Count]
+    """How often a slice may fail to be set up or to start a pack; then it is deleted, and the pack trains on another."""
+    wait_hours: Host[Positive]
+    """So long a slice is waited for, or an answer of Google's while packs train."""
+    orphan_minutes: Host[Positive | None]
+    """A slice that this process has not asked after for so long saves, and deletes itself; null: it stays."""
+    max_cost_hours: Host[Positive | None]
+    """Hours of slices, all added up, after which packs save and all slices are deleted; null: no end."""
+    save_s: Host[Positive]
+    """Seconds that a pack may take to save and end."""
     poll_s: Host[Positive]
     """Seconds between looks at a slice."""
     grace_s: Host[NonNegative]
@@ -89,11 +112,11 @@ def make(config: Config) -> Run:
 
         url = _check_store(packs, sweep_dir)
         gcloud = Gcloud(config.project, config.zone, dry_run=config.dry_run)
+        where = {"zone": config.zone, "project": config.project, "queued": config.queued, "save_s": config.save_s}
         if not config.dry_run:
             gcloud.check()
-        where = {"zone": config.zone, "project": config.project, "queued": config.queued}
-        if not config.dry_run:  # slices elsewhere, of an earlier process: what trained there goes on here
-            _end(manifest, lambda fact: any(fact[key] != value for key, value in where.items()))
+            # Slices elsewhere, of an earlier process: what trained there goes on here.
+            _end(manifest, lambda fact: any(fact[key] != where[key] for key in ("zone", "project", "queued")))
         over = caught_up(over, sweep_dir, manifest)
         attached = {fact["task"] for fact in manifest.recall_all(FACT).values() if fact["task"]}
         tasks, kinds = [], dict[str, Kind]()
@@ -114,66 +137,63 @@ def make(config: Config) -> Run:
                 cancel(manifest)  # slices of an earlier process, which have nothing left to do
             return
         code = tarball.make(sweep_dir / worker.FOLDER, modules, install=config.install)
-        setting = _setting(config, gcloud, sweep_dir, code, url, where=where, alone=len(tasks) == 1)
-        prefix = config.name or manifest.recall("tpu name") or f"rlexp-{rundir.new_id()}"
+        label = manifest.recall("tpu label") or rundir.new_id()
+        manifest.remember("tpu label", label)
+        setting = _setting(config, gcloud, sweep_dir, code, url, where=where, label=label, alone=len(tasks) == 1)
+        prefix = config.name or manifest.recall("tpu name") or f"rlexp-{label}"
         manifest.remember("tpu name", prefix)
         if config.dry_run:
-            _rehearse(config, setting, tasks, kinds, prefix)
-            sys.exit(0)
+            rehearsal.show(setting, tasks, kinds, [f"{prefix}-{i}" for i in range(config.pool)])
+            raise Rehearsed
         with stop_on_signals() as stop:
-            pool = Pool(config.pool, prefix, kinds, setting, manifest)
+            pool = Pool(config.pool, prefix, kinds, setting, manifest, max_hours=config.max_cost_hours)
+            refused: ConfigError | None = None
             try:
                 supervise(tasks, manifest, pool, retries=config.retries, stop=stop, show=show)
+            except ConfigError as error:
+                refused = error
             finally:
                 pool.close()
-        if left := manifest.recall_all(FACT):
+                for task in tasks:  # what they said while they saved
+                    manifest.fold(task.journal)
+        if left := manifest.recall_all(FACT):  # the directory must stay: nothing else knows them
             raise JobFailed(
                 f"launcher: {' '.join(left)} could not be deleted, and may go on costing; python -m rlexp.sweep cancel {sweep_dir}"
-            )
+            ) from refused
+        if refused is not None:
+            raise refused
 
     return run
 
 
 def cancel(manifest: Manifest) -> None:
     """Ends what runs on a sweep's slices, which saves first, and deletes them. Raises ConfigError."""
-    _end(manifest, lambda fact: True)
-    worker.fold_all(manifest.path.parent, manifest)
+    _end(manifest, lambda fact: True, asked=True)
 
 
-def _end(manifest: Manifest, which: Callable[[dict[str, Any]], bool]) -> None:
-    """Of the slices whose facts are so. Raises ConfigError once all were tried."""
-    troubles = []
-    for slice_name, fact in manifest.recall_all(FACT).items():
-        if not which(fact):
-            continue
+def _end(manifest: Manifest, which: Callable[[dict[str, Any]], bool], *, asked: bool = False) -> None:
+    """Of the slices whose facts are so, all at once. Raises ConfigError when all were tried."""
+    facts = {name: fact for name, fact in manifest.recall_all(FACT).items() if which(fact)}
+    if not facts:
+        return
+
+    def end(slice_name: str) -> str | None:
+        fact, clock = facts[slice_name], Clock()
         gcloud = Gcloud(fact["project"], fact["zone"])
-        gcloud.check()
-        try:
-            if fact["job"]:
-                _save(gcloud, slice_name, fact)
-            gcloud.delete(slice_name, queued=fact["queued"])
-        except GcloudError as error:
-            troubles.append(f"{slice_name} is not deleted, and may go on costing: {error}")
-            continue
-        manifest.drop(FACT + slice_name)
-        print(f"{slice_name} is deleted", flush=True)
+        if fact["job"]:
+            save(gcloud, slice_name, fact, clock, asked=asked)
+        return delete(gcloud, slice_name, fact, clock)
+
+    troubles = []
+    with ThreadPoolExecutor(len(facts)) as threads:
+        for slice_name, trouble in zip(facts, threads.map(end, facts), strict=True):
+            if trouble is None:
+                forget(manifest, slice_name, Clock())
+                print(f"{slice_name} is deleted", flush=True)
+            else:
+                troubles.append(f"{slice_name} is not deleted, and may go on costing: {trouble}")
     if troubles:
         raise ConfigError(f"launcher: {'; '.join(troubles)}")
-
-
-def _save(gcloud: Gcloud, slice_name: str, fact: dict[str, Any]) -> None:
-    """Has the workers of a slice save and end, if it is there."""
-    workers, until = range(fact["kind"][1]), time.monotonic() + 300
-    try:
-        for i in workers:
-            gcloud.ssh(slice_name, i, worker_scripts.end(fact["job"], "TERM"))
-        while time.monotonic() < until:
-            looks = [gcloud.ssh(slice_name, i, worker_scripts.look(fact["job"], None)) for i in workers]
-            if not any(said.startswith(b"runs") for said in looks):
-                return
-            time.sleep(2)
-    except GcloudError as error:
-        print(f"{slice_name}: {error}", flush=True)
 
 
 def _setting(
@@ -184,6 +204,7 @@ def _setting(
     url: str,
     *,
     where: dict[str, Any],
+    label: str,
     alone: bool,
 ) -> Setting:
     def say(text: str) -> None:
@@ -204,19 +225,26 @@ def _setting(
         except ConfigError as error:  # all is in the store
             say(str(error))
 
+    minutes = config.orphan_minutes
     return Setting(
         gcloud=gcloud,
         sweep_dir=sweep_dir,
-        queued=config.queued,
-        provisioning=config.provisioning,
-        runtime=config.runtime_version,
+        ask=Ask(config.runtime_version, config.provisioning, config.queued, _flags(config, label), config.wait_hours),
+        watch=None
+        if minutes is None
+        else Watch(minutes * 60, config.save_s, config.zone, config.project, config.queued),
+        label=label,
+        own_names=config.name is None,
         setup=config.setup,
         install=config.install,
         tarball=code,
         environment=_environment(config),
         poll_s=config.poll_s,
         grace_s=config.grace_s,
+        save_s=config.save_s,
+        wait_hours=config.wait_hours,
         preemptions=config.preemptions,
+        slice_failures=config.slice_failures,
         arguments=lambda task: ["-m", "rlexp.sweep.remote", url, task.name],
         fetch=fetch,
         bring=bring,
@@ -226,31 +254,18 @@ def _setting(
     )
 
 
-def _rehearse(config: Config, setting: Setting, tasks: Sequence[Task], kinds: dict[str, Kind], prefix: str) -> None:
-    """Prints the commands of the first pack of each slice."""
-    gcloud, code = setting.gcloud, setting.tarball
-    for i, task in enumerate(tasks[: config.pool]):
-        slice_name, kind = f"{prefix}-{i}", kinds[task.name]
-        gcloud.create(
-            slice_name,
-            accelerator=kind.accelerator,
-            runtime=config.runtime_version,
-            provisioning=config.provisioning,
-            queued=config.queued,
-        )
-        gcloud.describe(slice_name, queued=config.queued)
-        for host in range(kind.workers):
-            gcloud.copy(code.path, slice_name, host, worker_scripts.archive(code.code))
-        scripts = [
-            worker_scripts.set_up(code.code, code.lock, setup=config.setup, install=config.install),
-            worker_scripts.start(f"{task.name}-1", code.code, code.lock, setting.arguments(task)),
-            worker_scripts.look(f"{task.name}-1", 0),
-        ]
-        for script in scripts:
-            for host in range(kind.workers):
-                starts = script is scripts[1]
-                gcloud.ssh(slice_name, host, script, environment=setting.environment if starts else ())
-        gcloud.delete(slice_name, queued=config.queued)
+def _flags(config: Config, label: str) -> list[str]:
+    """Of a slice that is asked for."""
+    labels = {**config.labels, LABEL: label}
+    texts = {
+        "network": config.network,
+        "subnetwork": config.subnetwork,
+        "service-account": config.service_account,
+        "labels": ",".join(f"{name}={value}" for name, value in labels.items()),
+        "tags": ",".join(config.tags),
+    }
+    flags = [f"--{name}={text}" for name, text in texts.items() if text]
+    return [*flags, *(["--internal-ips"] if config.internal_ips else [])]
 
 
 def _environment(config: Config) -> list[str]:

@@ -4,10 +4,13 @@ code/HASH/   the code, unpacked            env/HASH/    the Python environment, 
 jobs/NAME/   pid, log, rc of one start     sweeps/      working copies of run directories
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 
 ROOT = "rlexp"  # in the home directory
+_BEAT = f"touch {ROOT}/heartbeat 2>/dev/null"  # the controller is there (launchers/watchdog.py)
+STATE = re.compile(r"runs|none|dead|rc \d+")  # what `look` says first
 
 
 def archive(code: str) -> str:
@@ -25,6 +28,7 @@ def set_up(code: str, lock: str, *, setup: Sequence[str], install: str) -> str:
     lines = [
         "set -e",
         f"mkdir -p {ROOT}/code {ROOT}/env {ROOT}/jobs",
+        f"while kill -0 $$; do {_BEAT}; sleep 20; done > /dev/null 2>&1 < /dev/null &",  # this may take long
         f"exec 9> {ROOT}/.lock; flock 9",  # a killed controller's own may still be at it
         f"if [ ! -d {ROOT}/code/{code} ]; then",
         f"  rm -rf {ROOT}/code/{code}.part && mkdir {ROOT}/code/{code}.part",
@@ -53,12 +57,13 @@ def start(job: str, code: str, lock: str, arguments: Sequence[str]) -> str:
     command = shlex.join([f"../../env/{lock}/bin/python", *arguments])
     # SIGTERM goes to the whole group: this shell must live to write down how the program ended.
     inner = (
-        f"trap : TERM; echo $$ > pid.part; mv pid.part pid; cd ../../code/{code}; {command}; "
+        f'trap : TERM; export RLEXP_START="$PWD"; echo $$ > pid.part; mv pid.part pid; cd ../../code/{code}; {command}; '
         f"code=$?; cd ../../jobs/{job}; echo $code > rc.part; mv rc.part rc"
     )
     lines = [
         'while IFS= read -r line; do export "$line"; done',
         f"[ -e {ROOT}/jobs/{job}/pid ] && exit 0",
+        _BEAT,
         *_cleaned(),
         f"mkdir -p {ROOT}/jobs/{job} && cd {ROOT}/jobs/{job} || exit 1",
         f"setsid nohup bash -c {shlex.quote(inner)} > log 2>&1 < /dev/null &",
@@ -71,11 +76,8 @@ def start(job: str, code: str, lock: str, arguments: Sequence[str]) -> str:
 def _cleaned() -> list[str]:
     return [
         f"for pid in $(cat {ROOT}/jobs/*/pid 2>/dev/null); do kill -KILL -- -$pid 2>/dev/null; done",
-        "for link in /proc/[0-9]*/fd/*; do",
-        '  case "$(readlink "$link" 2>/dev/null)" in',
-        '    /dev/accel*|/dev/vfio/[0-9]*) pid=${link#/proc/}; kill -KILL "${pid%%/*}" 2>/dev/null;;',
-        "  esac",
-        "done",
+        "find /proc/[0-9]*/fd -lname '/dev/accel*' -o -lname '/dev/vfio/[0-9]*' 2>/dev/null | cut -d/ -f3 | sort -u |",
+        '  while read -r pid; do kill -KILL "$pid" 2>/dev/null; done',
         "rm -f /tmp/libtpu_lockfile",
     ]
 
@@ -87,6 +89,7 @@ def look(job: str, offset: int | None) -> str:
     """
     folder = f"{ROOT}/jobs/{job}"
     lines = [
+        _BEAT,
         "state() {",
         f'  if [ -e {folder}/rc ]; then echo "rc $(cat {folder}/rc)"',
         f"  elif [ ! -e {folder}/pid ]; then echo none",
@@ -106,6 +109,8 @@ def last_lines(job: str) -> str:
     return f"tail -c 2000 {ROOT}/jobs/{job}/log 2>/dev/null; true"
 
 
-def end(job: str, signal: str) -> str:
-    """Sends a signal to all processes of a start."""
-    return f'kill -{signal} -- "-$(cat {ROOT}/jobs/{job}/pid)" 2>/dev/null; true'
+def end(job: str, signal: str, *, asked: bool = False) -> str:
+    """Sends a signal to all processes of a start; whether a person asked for that, which the start can read."""
+    folder = f"{ROOT}/jobs/{job}"
+    told = f"[ -d {folder} ] && touch {folder}/asked; " if asked else ""
+    return f'{told}kill -{signal} -- "-$(cat {folder}/pid)" 2>/dev/null; true'

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlexp import commands, compose, endings, rundir, store
 from rlexp.config import Config, ConfigError, load_module, parse
-from rlexp.sweep.manifest import JobFailed
+from rlexp.sweep.manifest import JobFailed, Rehearsed
 
 
 class Job(NamedTuple):
@@ -123,6 +123,8 @@ def main() -> None:
             for line in compose.doubled(overrides):
                 endings.say(f"rlexp: {line}")
             (submit if experiment.part("launcher").SUBMITS else run)(job, experiment)
+    except Rehearsed:
+        pass
     except Exception as error:
         code = endings.told(error, run_dir=run_dir if run_dir and run_dir.is_dir() else None)
         if code == 2 or "rlexp.distributed" not in sys.modules:
@@ -229,7 +231,7 @@ def submit(job: Job, experiment: Any) -> None:
         manifest.remember("launcher", experiment.modules["launcher"])
         manifest.put(0, overrides, ".", packing.fingerprint(one))
         experiment.part("launcher").make(config.launcher)([[one]], set(), job.run_dir, manifest)
-    except ConfigError:
+    except (ConfigError, Rehearsed):
         rundir.remove(fresh)
         raise
     store.push(job.run_dir)

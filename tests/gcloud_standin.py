@@ -5,7 +5,7 @@
     standin.preempt("rlexp-x-0")       # as Google does it: processes die, then the state tells
 
 It understands the commands that launchers/gcloud.py uses, refuses everything else, and writes each call into calls.jsonl.
-A worker's files under /tmp and /dev are in its home, since all workers share this machine's.
+A worker's files under /tmp, /dev and /var/log are in its home, since all workers share this machine's, and so is each /home/*.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 _HOSTS = {"v4-8": 1, "v4-16": 2, "v4-32": 4, "v4-64": 8}
 _MARK = "STANDIN_WORKER"  # in the environment of all that runs on a worker
@@ -213,6 +214,9 @@ def _create(root: Path, folder: Path, what: str, flags: dict[str, str], quota: i
         raise Refused(f"ERROR: {asked} RESOURCE_EXHAUSTED: Quota limit 'TPUV4sPerProjectPerZone' has been exceeded.")
     folder.mkdir()
     hosts = _HOSTS[flags["accelerator-type"]]
+    kind, _, boot = flags.get("metadata-from-file", "").partition("=")
+    if kind == "startup-script":
+        shutil.copy(boot, folder / "boot.sh")
     if what == "queued-resources":
         assert flags["node-id"] == folder.name
         _write(folder / "request.json", {"state": {"state": "WAITING_FOR_RESOURCES"}, "hosts": hosts, "asked": 0})
@@ -237,15 +241,18 @@ def _provide(folder: Path) -> None:
 
 def _make(folder: Path, hosts: int) -> None:
     for i in range(hosts):
-        for part in ("tmp", "dev"):
+        for part in ("tmp", "dev", "var/log"):
             (folder / f"worker-{i}" / part).mkdir(parents=True)
     _write(folder / "node.json", {"state": "READY", "networkEndpoints": [{"ipAddress": "127.0.0.1"}] * hosts})
+    if (folder / "boot.sh").exists():
+        for i in range(hosts):
+            _run(folder / f"worker-{i}", (folder / "boot.sh").read_text())
 
 
 def _remove(folder: Path) -> None:
-    """What ran there dies; the disk is gone."""
+    """What ran there dies; the disk is gone. A slice may delete itself, and this program is one of its processes then."""
     for home in folder.glob("worker-*"):
-        _kill(_processes(home))
+        _kill([process for process in _processes(home) if process != os.getpid()])
     shutil.rmtree(folder)
 
 
@@ -262,14 +269,19 @@ def _ssh(folder: Path, worker: int, arguments: list[str]) -> str:
     if json.loads((folder / "node.json").read_text())["state"] != "READY":
         raise Refused("ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with return code [255].")
     (command,) = [x.removeprefix("--command=") for x in arguments if x.startswith("--command=")]
-    home = folder / f"worker-{worker}"
-    command = re.sub(r"/(tmp/libtpu_lockfile|dev/accel|dev/vfio)", lambda m: f"{home}/{m[1]}", command)
-    environment = {"HOME": str(home), "PATH": os.environ["PATH"], _MARK: str(home)}
     print(f"SSH: Attempting to connect to worker {worker}...", file=sys.stderr, flush=True)
-    done = subprocess.run(["bash", "-c", command], cwd=home, env=environment, text=True, stdout=subprocess.PIPE)
+    done = _run(folder / f"worker-{worker}", command, text=True, stdout=subprocess.PIPE)
     if done.returncode:
         sys.exit(done.returncode)
     return done.stdout
+
+
+def _run(home: Path, script: str, **how: Any) -> subprocess.CompletedProcess:
+    """On a worker, by bash."""
+    script = re.sub(r"/(tmp/libtpu_lockfile|dev/accel|dev/vfio|var/log)", lambda m: f"{home}/{m[1]}", script)
+    script = script.replace("/home/*", str(home))
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], _MARK: str(home)}
+    return subprocess.run(["bash", "-c", script], cwd=home, env=environment, check=False, **how)
 
 
 if __name__ == "__main__":

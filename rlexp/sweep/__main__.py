@@ -27,6 +27,8 @@ from rlexp.sweep import worker
 from rlexp.sweep.manifest import NAME, Manifest
 from rlexp.sweep.supervise import BUDGETS
 
+_OWNER_S = 900  # that the process of a sweep may take to save and end
+
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
@@ -42,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         manifest = Manifest(directory)
+        if chosen.what == "cancel":  # what costs ends first, whatever else is out of reach
+            return _cancel(manifest, directory)
         worker.fold_all(directory, manifest)
         if chosen.what == "status":
             _print(manifest)
@@ -49,8 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
             return _report(directory)
         elif chosen.what == "sync":
             return _sync(manifest, directory)
-        elif chosen.what == "cancel":
-            _cancel(manifest, directory)
         else:
             if chosen.what == "retry":
                 failed = [job for job in manifest.jobs() if job.status == "failed"]
@@ -83,21 +85,36 @@ def _known(manifest: Manifest, name: str) -> Any:
     return found
 
 
-def _cancel(manifest: Manifest, directory: Path) -> None:
-    """Raises ConfigError where it cannot be done from here."""
+def _cancel(manifest: Manifest, directory: Path) -> int:
+    """The exit code: 2 where something could not be done, which is told at the end. Raises ConfigError where nothing was done."""
     if owner := manifest.owner():
         if owner["host"] != platform.node():
             raise ConfigError(
                 f"cancel: the sweep is run by process {owner['pid']} on {owner['host']!r}; cancel it there"
             )
         os.kill(owner["pid"], signal.SIGTERM)
-        while manifest.owner():
+        until = time.monotonic() + _OWNER_S
+        while manifest.owner() and time.monotonic() < until:
             time.sleep(0.2)
-    load_module(_known(manifest, "launcher"), "launcher").cancel(manifest)
-    worker.fold_all(directory, manifest)
+    launcher = load_module(_known(manifest, "launcher"), "launcher")
+    troubles = []
+    for step in (lambda: launcher.cancel(manifest), lambda: worker.fold_all(directory, manifest)):
+        try:
+            step()
+        except ConfigError as error:
+            troubles.append(str(error))
     left = [job.number for job in manifest.jobs() if job.status in ("pending", "running")]
     manifest.change(left, status="stopped")
     _print(manifest)
+    if manifest.owner():
+        troubles.append(f"process {owner and owner['pid']} still runs the sweep, and does not end")
+    print(
+        *(f"rlexp.sweep: cancel: {trouble}" for trouble in troubles),
+        sep="\n",
+        end="\n" * bool(troubles),
+        file=sys.stderr,
+    )
+    return 2 if troubles else 0
 
 
 def _sync(manifest: Manifest, directory: Path) -> int:

@@ -42,6 +42,10 @@ class JobFailed(RuntimeError):
     """A job of a sweep failed; the manifest says why."""
 
 
+class Rehearsed(Exception):
+    """A launcher has printed what it would do, and done none of it."""
+
+
 class Entry(NamedTuple):
     """One job."""
 

@@ -9,6 +9,7 @@ Exit codes: 0 all is over, or told in the journal; 75 a signal stopped it, and i
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,14 @@ def main(url: str, name: str, processes: dict[str, Any] | None) -> int:
     for job in json.loads(task.file.read_text())["jobs"]:
         store.pull(worker.place(url, job["dir"]), sweep_dir / job["dir"])
     store.pull(f"{url}/{PACKS}/{name}", sweep_dir / PACKS / name)
-    again = worker.run(sweep_dir, name, processes, told=store.push_file)
+    again = worker.run(sweep_dir, name, processes, told=store.push_file, asked=_asked)
     lead = not processes or processes["index"] == 0  # which alone has a journal
     return AGAIN if again and lead else 0
+
+
+def _asked() -> bool:
+    """Whether a person has ended this start, or its machine goes away."""
+    return Path(os.environ.get("RLEXP_START", "."), "asked").exists()
 
 
 if __name__ == "__main__":

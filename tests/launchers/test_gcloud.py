@@ -1,13 +1,26 @@
 """What is said to gcloud, and how its answers are read. The commands are held against the program itself, without a login."""
 
+import json
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from launchers import worker_scripts
-from launchers.gcloud import Gcloud, GcloudError, State, _last_line
+from launchers.answers import Means, State, last_line
+from launchers.gcloud import Ask, Gcloud, GcloudError
+
+FLAGS = [
+    "--network=n",
+    "--subnetwork=s",
+    "--service-account=a@b",
+    "--labels=rlexp-sweep=1,team=rl",
+    "--tags=a,b",
+    "--internal-ips",
+]
+BOOT = Path(__file__)
 
 
 @pytest.fixture
@@ -26,13 +39,13 @@ def nobody(monkeypatch, tmp_path):
     [
         *(
             lambda gcloud, queued=queued, kind=kind: gcloud.create(
-                "x", accelerator="v4-8", runtime="r", provisioning=kind, queued=queued
+                "x", "v4-8", Ask("r", kind, queued, FLAGS, 2.5), boot=BOOT
             )
             for queued in (True, False)
             for kind in ("spot", "on_demand", "reserved")
         ),
         lambda gcloud: gcloud.describe("x", queued=False),
-        lambda gcloud: gcloud._ask(["queued-resources", "describe", "x"]),
+        lambda gcloud: gcloud._ask(["queued-resources", "describe", "x"], dict),
         lambda gcloud: gcloud.delete("x", queued=True),
         lambda gcloud: gcloud.delete("x", queued=False),
         lambda gcloud: gcloud.ssh("x", 1, "ls\ntrue", environment=["A=b"]),
@@ -70,25 +83,39 @@ def test_gcloud_understands_a_copy(nobody, tmp_path):
     ],
 )
 def test_the_last_line_that_says_something(text, expected):
-    assert _last_line(text) == expected
+    assert last_line(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "passing", "missing"),
+    ("text", "expected"),
     [
-        ("There is no more capacity in the zone", True, False),
-        ("RESOURCE_EXHAUSTED: Quota limit 'X' has been exceeded.", False, False),
-        ("NOT_FOUND: Resource x was not found", False, True),
-        ("ERROR: NOT_FOUND: Resource x was not found\n  resourceName: x", False, True),
-        ("NOT_FOUND: Location mars is not found or access is unauthorized.", False, False),
-        ("ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool\ngcloud info --run-diagnostics", True, False),
-        ("gcloud compute tpus timed out after 180 s", True, False),
-        ("INVALID_ARGUMENT: Runtime version is not valid", False, False),
+        ("There is no more capacity in the zone", Means.ROOM),
+        ('{"code": 8, "message": "There is no more capacity in the zone \\"us-central2-b\\""}', Means.ROOM),
+        ("RESOURCE_EXHAUSTED: Quota limit 'X' has been exceeded.", Means.QUOTA),
+        ("Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute'", Means.PASSING),
+        ("NOT_FOUND: Resource x was not found", Means.GONE),
+        ("ERROR: NOT_FOUND: Resource x was not found\n  resourceName: x", Means.GONE),
+        ("bash: line 1: gcloud: command not found", Means.PASSING),
+        ("NOT_FOUND: Location mars is not found or access is unauthorized.", Means.FATAL),
+        ("ALREADY_EXISTS: Resource x already exists.", Means.TAKEN),
+        ("ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool\ngcloud info --run-diagnostics", Means.PASSING),
+        (
+            "There was a problem refreshing your current auth tokens: Max retries exceeded\n gcloud auth login",
+            Means.PASSING,
+        ),
+        ("There was a problem refreshing your current auth tokens: ('invalid_grant: Bad Request'", Means.FATAL),
+        ("You do not currently have an active account selected.", Means.FATAL),
+        ("INVALID_ARGUMENT: Runtime version is not valid", Means.FATAL),
+        ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", Means.FATAL),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) unrecognized arguments: --x", Means.FATAL),
+        ("HttpError accessing <https://tpu.googleapis.com>: response: <{'status': '503'}>", Means.PASSING),
+        ("ABORTED: the operation was aborted", Means.PASSING),
+        ("something that nobody has ever seen", Means.PASSING),
+        ("", Means.PASSING),
     ],
 )
-def test_what_may_pass_is_told_from_what_will_not(text, passing, missing):
-    error = GcloudError(text)
-    assert (error.passing, error.missing) == (passing, missing)
+def test_one_table_says_what_is_meant(text, expected):
+    assert GcloudError(text).means is expected
 
 
 @pytest.fixture
@@ -120,19 +147,43 @@ def test_what_is_not_there_is_gone(answers):
         ("CREATING", State.WAITING),
         ("DELETING", State.WAITING),
         ("PREEMPTED", State.BAD),
-        ("NEW", State.BAD),
+        ("TERMINATED", State.BAD),
+        ("STOPPED", State.BAD),
+        *(
+            (state, State.MOVING)
+            for state in ("REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "STOPPING", "UNKNOWN", "NEW")
+        ),
     ],
 )
 def test_states(answers, state, expected):
     seen = answers(f'{{"state": "{state}", "networkEndpoints": [{{"ipAddress": "10.0.0.2"}}]}}'.encode(), "", 0)
-    assert seen.describe("n", queued=False)[::2] == (expected, ["10.0.0.2"])
+    assert seen.describe("n", queued=False)[:3] == (expected, state, ["10.0.0.2"])
 
 
-def test_a_failed_request_says_why(answers, monkeypatch):
-    gcloud = answers(b'{"state": {"state": "FAILED", "failedData": {"error": {"message": "no such runtime"}}}}', "", 0)
+def test_a_request_says_why_it_failed_and_whose_it_is(answers, monkeypatch):
+    why = {"state": "FAILED", "failedData": {"error": {"message": "no such runtime"}}}
+    about = {"state": why, "tpu": {"nodeSpec": [{"node": {"labels": {"a": "b"}}}]}}
+    gcloud = answers(json.dumps(about).encode(), "", 0)
     ask = gcloud._ask
-    monkeypatch.setattr(gcloud, "_ask", lambda command: None if command[0] == "tpu-vm" else ask(command))
-    assert gcloud.describe("n", queued=True)[:2] == (State.FAILED, "no such runtime")
+    monkeypatch.setattr(gcloud, "_ask", lambda command, read: None if command[0] == "tpu-vm" else ask(command, read))
+    assert gcloud.describe("n", queued=True) == (State.FAILED, "no such runtime", [], {"a": "b"})
+
+
+@pytest.mark.parametrize(
+    "output", [b'{"state": "REA', b"", b"[]", b"[" * 9999, b"\xff", b'{"state": 1}', b'{"state": "READY", "labels": 1}']
+)
+def test_an_answer_that_cannot_be_read_may_pass(answers, output):
+    with pytest.raises(GcloudError, match="cannot be read") as told:
+        answers(output, "", 0).describe("n", queued=False)
+    assert told.value.means is Means.PASSING
+
+
+def test_a_deletion_tries_the_slice_too_where_its_request_resists(answers, tmp_path):
+    gcloud = answers(b"", "", 0)
+    (tmp_path / "gcloud").write_text(f'#!/bin/sh\necho "$3 $4" >> {tmp_path}/asked; [ "$3" = tpu-vm ] || exit 1\n')
+    with pytest.raises(GcloudError):
+        gcloud.delete("n", queued=True)
+    assert (tmp_path / "asked").read_text() == "queued-resources delete\ntpu-vm delete\n"
 
 
 def test_output_is_bytes_as_they_are(answers):
@@ -144,7 +195,7 @@ def test_a_call_that_takes_too_long_takes_its_own_processes_along(answers, tmp_p
     (tmp_path / "gcloud").write_text(f"#!/bin/sh\n(sleep 2; touch {tmp_path}/late) & wait\n")
     with pytest.raises(GcloudError, match="timed out") as told:
         gcloud._call(["tpu-vm", "ssh"], seconds=1)
-    assert told.value.passing
+    assert told.value.means is Means.PASSING
     time.sleep(2.5)
     assert not (tmp_path / "late").exists()
 

@@ -7,9 +7,12 @@ import pytest
 
 from launchers import pool as pools
 from launchers.gcloud import GcloudError
-from launchers.slices import FACT, Kind
+from launchers.patience import Clock
+from launchers.setting import Kind
+from launchers.slices import FACT, Faulty
 from rlexp.config import ConfigError
-from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.manifest import JobFailed, Manifest
+from rlexp.sweep.supervise import Why
 from rlexp.sweep.worker import Task
 
 SMALL, LARGE = Kind("v4-8", 1), Kind("v4-32", 4)
@@ -17,6 +20,8 @@ SMALL, LARGE = Kind("v4-8", 1), Kind("v4-32", 4)
 
 class Setting:
     """As much of one as a pool reads."""
+
+    sweep_dir, clock, said = Path("sweep"), Clock(date=lambda: 36000.0), ""
 
     def say(self, text: str) -> None:
         self.said = text
@@ -55,11 +60,11 @@ def pool(tmp_path, monkeypatch):
     monkeypatch.setattr(pools, "Keeper", Keeper)
     manifest = Manifest(tmp_path)
 
-    def make(size, kinds, earlier=()):
+    def make(size, kinds, earlier=(), **values):
         for name, task, kind in earlier:
             manifest.remember(FACT + name, {"task": task, "job": task and f"{task}-1", "kind": list(kind)})
         setting: Any = Setting()
-        return pools.Pool(size, "x", kinds, setting, manifest)
+        return pools.Pool(size, "x", kinds, setting, manifest, **values)
 
     return make
 
@@ -131,3 +136,53 @@ def test_told_to_stop_nothing_is_waited_for(pool):
     made._keepers[1].over(GcloudError("quota"))
     made.stop()
     assert made.ended([]).keys() == {"b"}
+
+
+def once_more(pool, error: Faulty) -> dict[str, Any]:
+    """The newest slice is of no use."""
+    pool._keepers[-1].over(error)
+    pool._keepers[-1].retire()
+    return pool.ended([])
+
+
+def test_a_slice_of_no_use_is_replaced_under_another_name(pool):
+    made = pool(2, dict.fromkeys("ab", SMALL))
+    made.start(tasks("ab"))
+    made._keepers[1].over(Faulty("no space left on device"))
+    made._keepers[1].retire()
+    assert made.ended([]) == {}
+    assert placed(made) == {"x-0": "a", "x-2": "b"}
+    made._keepers[-1].over()
+    assert made.ended([]).keys() == {"b"}
+
+
+def test_where_all_slices_are_of_no_use_the_sweep_ends_and_no_pack_has_failed(pool):
+    made = pool(1, {"a": SMALL})
+    made.start(tasks("a"))
+    assert [once_more(made, Faulty("no space")) for _ in range(3)] == [{}, {}, {}]
+    with pytest.raises(JobFailed, match=r"4 slices in a row were of no use, the last x-3: no space.* resume sweep"):
+        once_more(made, Faulty("no space"))
+
+
+def test_a_pack_that_ends_without_a_word_on_two_slices_has_failed_and_others_go_on(pool):
+    made = pool(1, dict.fromkeys("ab", SMALL))
+    made.start(tasks("a"))
+    gone = [once_more(made, Faulty("ended with exit code 1", silent=True)) for _ in range(2)][-1]
+    assert gone["a"].why is Why.HOPELESS
+    made.start(tasks("b"))
+    assert placed(made) == {"x-2": "b"}
+
+
+def test_hours_have_an_end_which_who_goes_on_sets_anew(pool, tmp_path):
+    manifest = Manifest(tmp_path)
+    manifest.remember("tpu used x-9 1", 2.5)
+    manifest.remember(FACT + "x-0", {"task": None, "job": None, "kind": list(SMALL), "since": 36000 - 3600})
+    made = pool(1, {"a": SMALL}, max_hours=4)
+    made.start(tasks("a"))
+    manifest.remember("tpu used x-9 2", 0.5)
+    with pytest.raises(JobFailed, match=r"max_cost_hours: 4 hours of slices are used.* rlexp.sweep resume sweep"):
+        made.ended([])
+    with pytest.raises(JobFailed):
+        pool(1, {"a": SMALL}, max_hours=0).start(tasks("a"))
+    made = pool(1, {"a": SMALL}, max_hours=4)
+    assert [task.name for task in made.start(tasks("a"))] == ["a"]

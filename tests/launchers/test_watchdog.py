@@ -1,0 +1,108 @@
+"""A slice whose controller is gone ends by itself: scripts of bash on the workers of a stand-in for gcloud."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gcloud_standin
+import pytest
+
+from launchers import watchdog, worker_scripts
+from launchers.gcloud import Ask, Gcloud
+from launchers.watchdog import Watch
+
+ASK = Ask("tpu-ubuntu2204-base", "spot", queued=False)
+QUICK = Watch(silent_s=5, save_s=20, zone="us-central2-b", project="p", queued=False)
+
+
+class World:
+    """A slice with one worker, on which a program runs that takes a moment to save."""
+
+    def __init__(self, standin: gcloud_standin.Gcloud):
+        self.standin, self.gcloud = standin, Gcloud("p", "us-central2-b")
+        self.saved = standin.root / "saved"
+
+    def create(self, ask: Ask = ASK, **boot) -> None:
+        self.gcloud.create("x", "v4-8", ask, **boot)
+        while self.gcloud.describe("x", queued=ask.queued).said != "READY":
+            pass
+
+    def train(self) -> None:
+        home = self.standin.root / "slices" / "x" / "worker-0" / "rlexp"
+        (home / "code" / "c").mkdir(parents=True)
+        (home / "env" / "e" / "bin").mkdir(parents=True)
+        program = home / "env" / "e" / "bin" / "python"
+        program.write_text(
+            f'#!/bin/sh\ntrap "sleep 2; touch {self.saved}; exit 75" TERM\nwhile true; do sleep 0.1; done\n'
+        )
+        program.chmod(0o755)
+        self.ssh(worker_scripts.start("job-1", "c", "e", []))
+
+    def ssh(self, script: str) -> bytes:
+        return self.gcloud.ssh("x", 0, script)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    standin = gcloud_standin.Gcloud(tmp_path / "google")
+    monkeypatch.setenv("PATH", f"{standin.root}/bin:/usr/local/bin:/usr/bin:/bin")
+    yield World(standin)
+    standin.clear()
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_without_a_heartbeat_it_saves_and_deletes_itself(world, queued):
+    world.create(ASK._replace(queued=queued))
+    world.ssh(watchdog.start(QUICK._replace(queued=queued), "x"))
+    world.train()
+    world.until(lambda: not world.standin.slices() and not world.standin.requests())
+    assert world.saved.exists()
+    assert world.standin.calls("delete", "tpu-vm" if not queued else "queued-resources")
+
+
+def test_who_asks_keeps_it(world):
+    world.create()
+    world.ssh(watchdog.start(QUICK, "x"))
+    world.train()
+    for _ in range(12):
+        time.sleep(0.6)
+        assert world.ssh(worker_scripts.look("job-1", None)) == b"runs\n"
+    assert not world.saved.exists()
+
+
+def test_who_is_back_while_it_saves_finds_what_was_saved(world):
+    world.create()
+    world.ssh(watchdog.start(QUICK, "x"))
+    world.train()
+    log = world.standin.root / "slices" / "x" / "worker-0" / "rlexp" / "watchdog.log"
+    world.until(log.read_text)  # it is being told to save
+    world.until(lambda: world.ssh(worker_scripts.look("job-1", None)) == b"rc 75\n")
+    time.sleep(2)
+    assert world.saved.exists()
+    assert world.standin.slices() == {"x": "READY"}
+
+
+def test_there_is_one_and_other_numbers_make_another(world):
+    world.create()
+    file = world.standin.root / "slices" / "x" / "worker-0" / "rlexp" / "watchdog.pid"
+    started = []
+    for watch in (QUICK._replace(silent_s=600), QUICK._replace(silent_s=600), QUICK._replace(silent_s=900)):
+        world.ssh(watchdog.start(watch, "x"))
+        started.append(file.read_text())
+    assert started[0] == started[1] != started[2]
+    program = Path(f"/proc/{started[0].strip()}/cmdline")
+    world.until(lambda: not program.exists() or not program.read_bytes())
+
+
+def test_one_that_nobody_has_ever_spoken_to_ends_too(world, monkeypatch, tmp_path):
+    monkeypatch.setattr(watchdog, "_BOOT_S", 3)
+    boot = tmp_path / "boot.sh"
+    boot.write_text(watchdog.at_boot(QUICK, "x"))
+    world.create(boot=boot)
+    world.until(lambda: not world.standin.slices())
