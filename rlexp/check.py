@@ -132,8 +132,9 @@ def check(lead: Experiment) -> tuple[list[Row], dict[str, Any]]:
             memory.total <= capacity,
         ),
         Row("batch, minibatches, epochs", " · ".join(f"{sizes[k]:,}" for k in _SIZES if k in sizes), None),
-        Row("learning rate at the start", f"{sizes['lr']:.3g}", None),
     ]  # fmt: skip
+    if "lr" in sizes:
+        rows.append(Row("learning rate at the start", f"{sizes['lr']:.3g}", None))
     return rows, numbers
 
 
@@ -224,7 +225,9 @@ _SIZES = ("rows_an_update", "num_minibatches", "num_epochs")
 def _sizes(lead: Experiment) -> dict[str, Any]:
     """What an update is made of. An algorithm without minibatches of a rollout has no such sizes."""
     config = lead.config.algo
-    sizes: dict[str, Any] = {"rows_an_update": lead.env_steps_per_update, "lr": lead.hp["lr"]}
+    sizes: dict[str, Any] = {"rows_an_update": lead.env_steps_per_update}
+    if "lr" in lead.hp:
+        sizes["lr"] = lead.hp["lr"]
     if "batch_scaling" in {field.name for field in dataclasses.fields(config)}:
         num_epochs, num_minibatches = epochs_and_minibatches(config, lead.num_shards)
         sizes |= {"num_epochs": num_epochs, "num_minibatches": num_minibatches}

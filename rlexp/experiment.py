@@ -27,12 +27,12 @@ class Experiment(NamedTuple):
     hp: dict[str, float]  # traced; with total_updates
     settings: Settings  # the other traced settings
     num_shards: int
-    env_steps_per_update: int
+    env_steps_per_update: int  # as the source says; 1 where it takes none, so that updates are counted in their place
     prefill_env_steps: int  # what the source takes before the first update
     total_updates: int
 
     def env_steps(self, update: int) -> int:
-        """Environment steps after so many updates."""
+        """Environment steps after so many updates, over all shards."""
         return self.prefill_env_steps + update * self.env_steps_per_update
 
     @property
@@ -68,28 +68,32 @@ def build(
         return env_module.make(_replaced(config.env, "params", settings.env))
 
     env = env_of(settings)
-    torso = load_module(modules["network"], "network").make(
-        config.network, observation=env.spec.observation, dtype=dtype
-    )
+    network = load_module(modules["network"], "network")
     algorithm = load_module(modules["algo"], "algo").make(
-        config.algo, spec=env.spec, torso=torso, dtype=dtype, num_shards=num_shards
+        config.algo,
+        spec=env.spec,
+        torso_of=lambda spec: network.make(config.network, observation=spec.observation, dtype=dtype),
+        dtype=dtype,
+        num_shards=num_shards,
     )
+    sizes = _sizes(config.algo, num_shards)
 
     def source_of(settings: Settings) -> Source:
         return source_module.make(
             _replaced(config.algo.source, "hp", settings.source),
             env=env_of(settings),
             algorithm=algorithm,
-            num_envs=config.algo.num_envs // num_shards,
-            num_steps=config.algo.num_steps,
             num_shards=num_shards,
+            **sizes,
         )
 
-    env_steps_per_update = config.algo.num_envs * config.algo.num_steps
-    prefill = source_of(settings).prefill_env_steps * num_shards
+    source = source_of(settings)
+    env_steps_per_update = source.env_steps_per_update * num_shards or 1
+    prefill = source.prefill_env_steps * num_shards
     total_updates = max(1, -(-(config.total_env_steps - prefill) // env_steps_per_update))
     hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
-    hp["lr"] *= _lr_factor(config)
+    if "lr_scaling" in _fields(config.algo):
+        hp["lr"] *= _lr_factor(config)
     hp["total_updates"] = float(total_updates)
     return Experiment(
         config=config,
@@ -115,7 +119,7 @@ def resume_fingerprint(experiment: Experiment) -> dict[str, Any]:
 
 def _traced(config: Any, name: str, path: str) -> PyTree:
     """The traced settings of a part, as plain data; {} where it has none. Raises ConfigError for what is no number."""
-    if name not in {f.name for f in dataclasses.fields(config)}:
+    if name not in _fields(config):
         return {}
     value = getattr(config, name)
     values = value if isinstance(value, Mapping) else dataclasses.asdict(value)
@@ -130,11 +134,21 @@ def _traced(config: Any, name: str, path: str) -> PyTree:
 
 def _replaced(config: Any, name: str, values: PyTree) -> Any:
     """The part's configuration with these traced settings in it."""
-    if name not in {f.name for f in dataclasses.fields(config)}:
+    if name not in _fields(config):
         return config
     before = getattr(config, name)
     now = values if isinstance(before, Mapping) else dataclasses.replace(before, **values)
     return dataclasses.replace(config, **{name: now})
+
+
+def _sizes(algo: Any, num_shards: int) -> dict[str, int]:
+    """What an algorithm asks of a source that steps environments: how many of one shard, and for how long."""
+    sizes = {"num_envs": lambda: algo.num_envs // num_shards, "num_steps": lambda: algo.num_steps}
+    return {name: size() for name, size in sizes.items() if name in _fields(algo)}
+
+
+def _fields(config: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(config)}
 
 
 def _num_shards(config: Config, resumed: int | None) -> int:
@@ -150,7 +164,7 @@ def _num_shards(config: Config, resumed: int | None) -> int:
         raise ConfigError(
             f"shards: {num_shards} is not a multiple of hardware.mesh.data {data}; the nearest that fits is {fits}"
         )
-    if config.algo.num_envs % num_shards:
+    if "num_envs" in _fields(config.algo) and config.algo.num_envs % num_shards:
         fits = max(1, round(config.algo.num_envs / num_shards)) * num_shards
         raise ConfigError(
             f"algo.num_envs: {config.algo.num_envs} cannot be divided over {num_shards} shards; the nearest that fits is {fits}"

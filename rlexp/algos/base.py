@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rlexp.types import Batch, Key, TimeStep, Update
+from flax import linen as nn
+
+from rlexp.types import Batch, EnvSpec, Key, TimeStep, Update
 
 State = Any
 Policy = Any
 Carry = Any
+# The configured network for the observations of a spec, which may be another than the environment's: a critic of
+# actions has them as one more leaf. Called as often as there are networks; parameters are made where they are initialised.
+TorsoOf = Callable[[EnvSpec], nn.Module]
 
 
 class Algorithm(NamedTuple):
@@ -17,7 +22,8 @@ class Algorithm(NamedTuple):
     strong-typed, non-empty array.
     """
 
-    init: Callable[[Key, dict], State]  # hp: {name: float32 scalar}, with `total_updates` among them
+    # hp: {name: float32 scalar}: all of algo.hp, with `lr` scaled where there is one, and `total_updates`
+    init: Callable[[Key, dict], State]
     policy: Callable[[State, bool], Policy]  # the pytree that actors need; explore=False is greedy
     carry: Callable[[int], Carry]  # the memory of so many environments; () if memoryless
     act: Callable[[Policy, Carry, TimeStep, Key], tuple[Any, Carry, Any]]  # -> action, carry, extras

@@ -18,10 +18,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 
 from rlexp.algos import common
-from rlexp.algos.base import Algorithm
+from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.config import Count, Flag, Fraction, Host, Part, Positive, schema
 from rlexp.networks.heads import Head
 from rlexp.ops.losses import huber
@@ -101,10 +100,10 @@ class State(NamedTuple):
     step: jax.Array  # updates done, int32
 
 
-def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
+def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """DQN for an environment. Raises ConfigError for continuous actions."""
     del num_shards
-    head = Head(torso, common.num_actions(spec, "dqn"), scale=1.0, dtype=dtype)
+    head = Head(torso_of(spec), common.num_actions(spec, "dqn"), scale=1.0, dtype=dtype)
 
     def q_of(params: PyTree, obs: PyTree) -> Any:
         return head.apply(params, obs)  # [..., A]

@@ -16,11 +16,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 from jaxtyping import Array, Float
 
 from rlexp.algos import common
-from rlexp.algos.base import Algorithm
+from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import SharedTrunk
@@ -121,12 +120,13 @@ class Rows(NamedTuple):
     weight: jax.Array  # 0 where the row is no transition
 
 
-def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
+def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
     discrete = isinstance(spec.action, Discrete)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
     action_shape = () if isinstance(spec.action, Discrete) else spec.action.shape
     num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else math.prod(action_shape)
+    torso = torso_of(spec)
     shared = isinstance(torso, SharedTrunk)
 
     def head(size: int, scale: float) -> nn.Module:

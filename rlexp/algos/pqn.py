@@ -17,10 +17,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 
 from rlexp.algos import common
-from rlexp.algos.base import Algorithm
+from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.config import Count, Flag, Fraction, Host, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.heads import Head
@@ -110,10 +109,10 @@ class Rows(NamedTuple):
     weight: jax.Array  # 0 where the row is no transition
 
 
-def make(config: Config, *, spec: EnvSpec, torso: nn.Module, dtype: Any, num_shards: int) -> Algorithm:
+def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PQN. Raises ConfigError for continuous actions, and where the minibatches do not divide the rollout."""
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
-    head = Head(torso, common.num_actions(spec, "pqn"), scale=1.0, dtype=dtype)
+    head = Head(torso_of(spec), common.num_actions(spec, "pqn"), scale=1.0, dtype=dtype)
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
         return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs

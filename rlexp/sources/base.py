@@ -9,13 +9,19 @@ Data = Any
 
 
 class Source(NamedTuple):
-    """Functions over the source's own Data. Leaves of the batch that `next` gives are [U, T+1, B, ...] (weight: [U, B])."""
+    """Functions over the source's own Data, and the clock: environment steps of one shard.
+
+    Leaves of the batch that `next` gives are [U, T+1, B, ...] (weight: [U, B]).
+    """
 
     init: Callable[[Key, Any], Data]  # (key, policy); a replay prefills here
     next: Callable[[Data, Any], tuple[Data, Batch, Metrics]]  # (data, policy)
     feedback: Callable[[Data, Batch, Any], Data]  # (data, batch, priority [U, B]), after all U updates
     pure: bool = True  # False: next() runs on the host
-    prefill_env_steps: int = 0  # environment steps that init takes
+    env_steps_per_update: int = (
+        0  # that one next() takes; 0: it has no environments, as a data set, and updates are counted
+    )
+    prefill_env_steps: int = 0  # that init takes
 
 
 def no_feedback(data: Data, batch: Batch, priority: Any) -> Data:

@@ -88,7 +88,8 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         trajectory = jax.tree.map(lambda x: x.swapaxes(0, 1), windows)
         return data, Batch(trajectory, weight=jnp.ones(shape, jnp.float32)), metrics
 
-    return Source(init, next, no_feedback, prefill_env_steps=num_prefills * num_envs * num_steps)
+    each = steps.env_steps_per_update
+    return Source(init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=num_prefills * each)
 
 
 def _rows(batch: Batch) -> PyTree:

@@ -86,7 +86,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         batch = Batch(trajectory, weight=jnp.ones((1, num_envs), jnp.float32))
         return data, batch, jax.tree.map(jnp.sum, metrics)
 
-    return Source(init, next, no_feedback)
+    return Source(init, next, no_feedback, env_steps_per_update=num_envs * num_steps)
 
 
 def clip_action(spec: EnvSpec, action: jax.Array) -> jax.Array:
