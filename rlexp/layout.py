@@ -103,18 +103,24 @@ def collect(layout: Layout, source: Source) -> Callable:
 
 
 def feed_back(layout: Layout, source: Source) -> Callable:
-    """(data, batch, priority [U, B]) -> data, shard by shard. Only for sources that prioritise."""
+    """(data, ids, priority [U, B]) -> data: each shard hears of its own samples, on the device that has it."""
 
-    def run(data: PyTree, batch: Batch, priority: jax.Array) -> PyTree:
-        def split(x: jax.Array, axis: int) -> jax.Array:
-            shape = (*x.shape[:axis], layout.num_shards, -1, *x.shape[axis + 1 :])
-            return jax.numpy.moveaxis(x.reshape(shape), axis, 0)
+    def local(data: PyTree, ids: PyTree, priority: jax.Array) -> PyTree:
+        num_shards = jax.tree.leaves(data)[0].shape[0]
+        shards = (data, *jax.tree.map(lambda x: _split(x, num_shards), (ids, priority)))
+        return one_by_one(lambda shard: source.feedback(*shard), shards)
 
-        trajectory = Trajectory(*(jax.tree.map(lambda x: split(x, 2), leaf) for leaf in batch.trajectory))
-        shards = Batch(trajectory, *(jax.tree.map(lambda x: split(x, 1), leaf) for leaf in batch[1:]))
-        return jax.vmap(source.feedback)(data, shards, split(priority, 1))
-
-    return run
+    if layout.mesh.shape["data"] == 1 or layout.members_on_data:
+        return local
+    samples = P(None, "data")
+    return jax.shard_map(
+        local,
+        mesh=layout.mesh,
+        in_specs=(P("data"), samples, samples),
+        out_specs=P("data"),
+        axis_names={"data"},
+        check_vma=False,
+    )
 
 
 def run_shardings(layout: Layout, abstract_run: Any) -> Any:
@@ -170,3 +176,8 @@ def _merge(x: jax.Array, axis: int) -> jax.Array:
     """[S, ..., b, ...] -> [..., S * b, ...], where b becomes axis `axis` of the result. One shard needs no transpose."""
     x = jax.numpy.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _split(x: jax.Array, num_shards: int) -> jax.Array:
+    """[U, S * b, ...] -> [S, U, b, ...]: what `collect` put together."""
+    return jax.numpy.moveaxis(x.reshape(x.shape[0], num_shards, -1, *x.shape[2:]), 1, 0)

@@ -16,6 +16,7 @@ import numpy as np
 from rlexp.evaluate import Episodes, evaluate
 from rlexp.experiment import Experiment
 from rlexp.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
+from rlexp.sources.base import no_feedback
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Settings
 
 
@@ -69,8 +70,8 @@ def learn_once(experiment: Experiment, layout: Layout, run: Run, batch: Batch) -
     source, data = experiment.source_of(run.settings), run.data
     with jax.named_scope("update"):
         state, updates = jax.lax.scan(experiment.algorithm.update, run.state, batch)
-        if updates.priority is not None:
-            data = feed_back(layout, source)(data, batch, updates.priority)
+        if updates.priority is not None and source.feedback is not no_feedback:
+            data = feed_back(layout, source)(data, batch.ids, updates.priority)
         return Run(state, data, run.settings), jax.tree.map(jnp.sum, updates.metrics)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 from rlexp.algos import common

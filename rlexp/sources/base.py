@@ -16,7 +16,7 @@ class Source(NamedTuple):
 
     init: Callable[[Key, Any], Data]  # (key, policy); a replay prefills here
     next: Callable[[Data, Any], tuple[Data, Batch, Metrics]]  # (data, policy)
-    feedback: Callable[[Data, Batch, Any], Data]  # (data, batch, priority [U, B]), after all U updates
+    feedback: Callable[[Data, Any, Any], Data]  # (data, Batch.ids [U, B, ...], priority [U, B]), after all U updates
     pure: bool = True  # False: next() runs on the host
     env_steps_per_update: int = (
         0  # that one next() takes; 0: it has no environments, as a data set, and updates are counted
@@ -24,7 +24,7 @@ class Source(NamedTuple):
     prefill_env_steps: int = 0  # that init takes
 
 
-def no_feedback(data: Data, batch: Batch, priority: Any) -> Data:
+def no_feedback(data: Data, ids: Any, priority: Any) -> Data:
     """The feedback of a source that does not prioritise."""
-    del batch, priority
+    del ids, priority
     return data
