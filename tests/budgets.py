@@ -2,7 +2,8 @@
 that CONTRIBUTING.md gives it. CPU seconds, since wall time is that of whatever else runs on a machine. A run that breaks a
 budget is told, and passes: what a machine is slow at is no mistake of a test.
 
-`--costs=FILE` writes what each test took: CPU seconds, seconds, name; the most expensive first.
+`--costs=FILE` writes what each test took: CPU seconds, seconds, name; the most expensive first. Then rows for
+tests/slow_costs.toml, of the slow tests that ran, and what each folder used.
 """
 
 import re
@@ -11,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import rotation
 
 ROW = re.compile(r"^\| `tests/(\S+)` +\| +(\d+) +\| +(\d+) +\|$", re.MULTILINE)
 
@@ -72,8 +74,19 @@ class Meter:
             for line in lines:
                 terminalreporter.write_line(line)
         if path := config.getoption("costs"):
-            ordered = sorted(self.tests.items(), key=lambda item: -item[1][0])
-            Path(path).write_text("".join(f"{c:8.1f} {w:8.1f} {nodeid}\n" for nodeid, (c, w, _) in ordered))
+            Path(path).write_text("\n".join(self._costs(used)) + "\n")
+
+    def _costs(self, used: dict[tuple[str, bool], float]) -> list[str]:
+        ordered = sorted(self.tests.items(), key=lambda item: -item[1][0])
+        rows: dict[str, float] = defaultdict(float)
+        for nodeid, (cpu, seconds, slow) in self.tests.items():
+            if slow:  # one that waits keeps a worker from other work as well
+                rows[rotation.group_of(nodeid, rotation.read_costs())] += max(cpu, seconds)
+        return [
+            *(f"{cpu:8.1f} {seconds:8.1f} {nodeid}" for nodeid, (cpu, seconds, _) in ordered),
+            *(f'"{row}" = {cost:.0f}' for row, cost in sorted(rows.items())),
+            *(f"tests/{folder}{' slow' * slow}: {cpu:.0f} s of CPU" for (folder, slow), cpu in sorted(used.items())),
+        ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,6 @@
 """The same numbers on 1 and on 4 devices, and no more communication than the reductions."""
 
+import functools
 import re
 from collections import Counter
 
@@ -22,17 +23,21 @@ ALGORITHMS = [
 ]
 
 
-def run_on(num_devices: int, *overrides: str, num_updates: int, seeds=(0,)):
+@functools.cache
+def compiled_for(num_devices: int, *overrides: str, seeds=(0,)) -> program.Program:
+    """Once for all tests."""
     members = [build(f"hardware.mesh.data={num_devices}", *overrides, f"seed={seed}") for seed in seeds]
-    traced = program.trace(members, layout_of(members))
-    compiled = traced.compile()
+    return program.trace(members, layout_of(members)).compile()
+
+
+def run_on(num_devices: int, *overrides: str, num_updates: int, seeds=(0,)):
+    compiled = compiled_for(num_devices, *overrides, seeds=tuple(seeds))
     run, metrics = compiled.chunk(compiled.init(), num_updates)
     return jax.device_get((run, metrics, compiled.evaluate(run, num_updates)))
 
 
 def collectives(num_devices: int, *overrides: str, seeds=(0,)) -> Counter:
-    members = [build(f"hardware.mesh.data={num_devices}", *overrides, f"seed={seed}") for seed in seeds]
-    text = program.trace(members, layout_of(members)).compile().executable.as_text() or ""
+    text = compiled_for(num_devices, *overrides, seeds=tuple(seeds)).executable.as_text() or ""
     return Counter({op: len(re.findall(rf" {op}(?:-start)?\(", text)) for op in COLLECTIVES})
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-
 QUICKLY = (  # as in the Makefile
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",
