@@ -22,7 +22,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 COMPILED_QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libtpu train test test-hydra14 test-slow test-all check fmt bench pins clean FORCE
+.PHONY: reference help setup libtpu train test test-hydra14 test-slow test-all check fmt bench pins clean FORCE
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ fmt: $(STAMP)  ## Format, and mend the lints that mend themselves
 
 bench: $(STAMP) $(LIBTPU)/.stamp  ## Measure: make bench ARGS="..."
 	@$(PY) -m benchmarks $(ARGS)
+
+reference: $(STAMP)  ## Make docs/reference.md and what completion knows, from the schema
+	$(PY) -m rlexp reference > docs/.reference.md && mv docs/.reference.md docs/reference.md
+	$(PY) -m rlexp reference --keys > rlexp/commands/.keys.json && mv rlexp/commands/.keys.json rlexp/commands/keys.json
 
 pins:  ## Resolve constraints.txt anew; needs python3.11 and python3.12, or PINS="..." naming interpreters
 	.ci/pins $(or $(PINS),python3.11 python3.12)

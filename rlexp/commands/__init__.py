@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 
 # The word -> where its main is, and what it is called with before the arguments.
 VERBS = {
+    "completion": ("rlexp.commands.completion", ()),
     "ls": ("rlexp.commands.ls", ()),
+    "reference": ("rlexp.commands.reference", ()),
     "sweep": ("rlexp.sweep.__main__", ()),
     "report": ("rlexp.sweep.__main__", ("report",)),
 }

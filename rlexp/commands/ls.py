@@ -99,25 +99,37 @@ def list_runs(roots: Sequence[str]) -> list[Run]:
 def _on_disk(root: str) -> Iterator[Run]:
     locked = _locked_inodes()
     jobs: dict[str, Job] = {}
-    folders = [root]
     seen: list[tuple[str, set[str]]] = []
+    for folder, names in _walk(root):
+        if _MANIFEST in names and _is_file(os.path.join(folder, _MANIFEST)):
+            jobs |= _jobs(folder, locked)
+        if _ENVIRONMENT in names:
+            seen.append((folder, names))
+    for folder, names in seen:
+        yield _run(folder, names, jobs.pop(os.path.normpath(folder), None), locked)
+    for folder, job in jobs.items():  # those that have left nothing yet
+        yield Run(job.run_id, None, None, None, job.objective, job.status, folder, job.changed)
+
+
+def run_ids(root: str) -> Iterator[str]:
+    """The ids of the runs below a folder: for completion, which has no time for more."""
+    for folder, names in _walk(root):
+        if _ENVIRONMENT in names and (run_id := _text(_object(_json(_read(folder, _ENVIRONMENT))).get("run_id"))):
+            yield run_id
+
+
+def _walk(root: str) -> Iterator[tuple[str, set[str]]]:
+    """(folder, names of its files) of all folders that may hold runs."""
+    folders = [root]
     while folders:
-        folder = folders.pop()
+        folder, names = folders.pop(), set[str]()
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            names = set[str]()
             for entry in entries:
                 if not entry.is_dir(follow_symlinks=False):
                     names.add(entry.name)
                 elif entry.name not in _WITHIN:
                     folders.append(entry.path)
-            if _MANIFEST in names and _is_file(os.path.join(folder, _MANIFEST)):
-                jobs |= _jobs(folder, locked)
-            if _ENVIRONMENT in names:
-                seen.append((folder, names))
-    for folder, names in seen:
-        yield _run(folder, names, jobs.pop(os.path.normpath(folder), None), locked)
-    for folder, job in jobs.items():  # those that have left nothing yet
-        yield Run(job.run_id, None, None, None, job.objective, job.status, folder, job.changed)
+        yield folder, names
 
 
 def _run(folder: str, names: set[str], job: Job | None, locked: set[int]) -> Run:

@@ -93,6 +93,7 @@ def test_the_jobs_of_a_sweep(tmp_path):
     }
     manifest.own()
     assert listed(tmp_path)["1"].status == "running"
+    manifest.disown()
 
 
 GARBAGE = [
