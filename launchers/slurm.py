@@ -126,7 +126,7 @@ def make(config: Config) -> Run:
             print(f"submitted; look with: python -m rlexp.sweep status {sweep_dir}", flush=True)
             sys.exit(0)
         backend = Rehearsal(config, _nodes_of(config), _python(config)) if config.rehearse else cluster
-        with stop_on_signals() as stop:
+        with stop_on_signals(hangup=False) as stop:
             budgets = {"retries": config.retries, "preemptions": config.preemptions}
             supervise(tasks, manifest, backend, **budgets, stop=stop, show=show)
 

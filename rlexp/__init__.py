@@ -4,11 +4,12 @@ From Python: `rlexp.train(…)`, `rlexp.sweep(…)` and `rlexp.load(run_dir)`. W
 import is `rlexp.api`. Importing this is cheap: JAX and the rest come with the first call.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from rlexp.config import ConfigError
     from rlexp.loading import Agent
     from rlexp.runs import Result, sweep

@@ -3,6 +3,11 @@
 Exit codes: 0 finished or stopped; 1 failed; 2 bad input, told in one line, with no run directory made.
 """
 
+from rlexp import process
+
+if __name__ == "__main__":
+    process.prepare()  # before what takes time to import
+
 import argparse
 import contextlib
 import os

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from rlexp import process
+
 # The word -> where its main is, and what it is called with before the arguments.
 VERBS = {
     "completion": ("rlexp.commands.completion", ()),
@@ -20,6 +22,7 @@ VERBS = {
 
 def main() -> None:
     """The console script."""
+    process.prepare()
     if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does: one's own modules lie there
     leave_if_verb(sys.argv[1:])

@@ -6,6 +6,11 @@
 Exit codes: resume and retry those of the sweep; the others 0; 2 bad input.
 """
 
+from rlexp import process
+
+if __name__ == "__main__":
+    process.prepare()
+
 import argparse
 import os
 import platform

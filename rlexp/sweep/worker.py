@@ -8,6 +8,11 @@ In `<sweep directory>/workers/`:
 A worker that is started again goes on from the pack's checkpoint.
 """
 
+from rlexp import process
+
+if __name__ == "__main__":
+    process.prepare()
+
 import contextlib
 import ctypes
 import functools

@@ -1,0 +1,59 @@
+"""What a command does before all else: its printing cannot fail, and Ctrl-C ends it in a line, however early.
+
+Nothing is imported here that takes time. Programs that import rlexp keep their own streams and signals.
+"""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from typing import Any
+
+
+def prepare() -> None:
+    """Called once, by what is started as a process of its own."""
+    # In the background of a script it is ignored, and stays so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:  # closed, as by `>&-`: else the next file that is opened, a user's, would get what is printed
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout, sys.stderr = _unheard(sys.stdout), _unheard(sys.stderr)
+    import logging  # only now: it takes as long as all before
+
+    logging.raiseExceptions = False  # a log file on a full disk is no reason for a traceback a line
+
+
+class _Unheard(io.FileIO):
+    """A file that nobody need be reading: the reader of a pipe is gone, the terminal is closed, the disk is full."""
+
+    def write(self, data: Any) -> int | None:
+        """Says that it was written, if it could not be."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _unheard(stream: Any) -> Any:
+    if stream is not None and type(stream) is not io.TextIOWrapper:
+        return stream  # somebody else's
+    number = os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Unheard(number, "w", closefd=False)),
+        encoding="utf-8" if stream is None else stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream is not None and stream.line_buffering,
+        write_through=stream is None or stream.write_through,
+    )
+
+
+def _end(number: int, frame: object) -> None:
+    """Without the traceback of whatever was being imported or composed, and without the destructors of what is half made."""
+    signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.write(2, b"rlexp: interrupted, without saving\n")
+    os._exit(1)
