@@ -15,11 +15,12 @@ from rlexp.trainer import layout_of
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=32")
+PPO = ("algo=ppo", "algo.normalize_observations=true")
 ALGORITHMS = [
-    ("algo=ppo", "algo.normalize_observations=true"),
+    PPO,
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
-    ("algo=dqn",),
+    pytest.param(("algo=dqn",), marks=pytest.mark.slow),
 ]
 
 
@@ -59,8 +60,8 @@ def test_one_and_four_devices_train_alike(overrides):
 
 def test_another_number_of_shards_is_another_run():
     """So the test above compares something."""
-    one, _, _ = run_on(1, *SMALL, num_updates=2)
-    other, _, _ = run_on(1, *SMALL, "shards=2", num_updates=2)
+    one, _, _ = run_on(1, *SMALL, *PPO, num_updates=2)
+    other, _, _ = run_on(1, *SMALL, *PPO, "shards=2", num_updates=2)
     assert difference(one.state.params, other.state.params) > 1e-5
 
 
@@ -72,7 +73,7 @@ def test_only_reductions_cross_devices():
 
 
 def test_one_device_has_no_collectives():
-    assert sum(collectives(1, *SMALL).values()) == 0
+    assert sum(collectives(1, *SMALL, *PPO).values()) == 0
 
 
 @pytest.mark.slow

@@ -82,8 +82,11 @@ def test_killed_and_resumed_is_the_undisturbed_run(name, tmp_path):
     assert len(json.loads((halves / "environment.json").read_text())["starts"]) == 2
 
 
+SLOW_SIGNALS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGUSR2)]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, *SLOW_SIGNALS], ids=lambda n: n.name)
 def test_a_signal_saves_and_says_how_to_go_on(number, tmp_path):
     short = [a for a in SHORT if not a.startswith(("logger", "total_env_steps"))]
     arguments = [*short, *ALGORITHMS["ppo"], "logger.wandb.mode=disabled", "total_env_steps=4e6"]

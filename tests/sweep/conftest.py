@@ -9,7 +9,9 @@ QUICKLY = (  # as in the Makefile
 )
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly(monkeypatch):
-    """For the processes that a test starts."""
-    monkeypatch.setenv("XLA_FLAGS", " ".join(QUICKLY))
+@pytest.fixture(autouse=True, scope="module")
+def compiled_quickly():
+    """For the processes that a test starts, or a fixture of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", " ".join(QUICKLY))
+        yield

@@ -154,11 +154,17 @@ def status(directory: Path, what: str, *, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """SAVED_OFTEN from beginning to end: what the interrupted ones are held against."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    sweep(directory, *SAVED_OFTEN)
+    return directory
+
+
 @pytest.mark.slow
-def test_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path):
+def test_killed_and_started_again_it_ends_as_if_undisturbed(undisturbed, tmp_path):
     """kill -9 of the only process there is, once the pack has saved; then the same line again."""
-    (tmp_path / "a").mkdir()
-    sweep(tmp_path / "a", *SAVED_OFTEN)
     process = started(tmp_path, *SAVED_OFTEN)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -173,7 +179,7 @@ def test_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path):
     status(tmp_path / "sweep", "resume")
     assert [(e.status, e.attempt) for e in jobs(tmp_path)] == [("finished", 2)] * 2
     for number in (0, 1):
-        assert_same(tmp_path / f"sweep/{number}", tmp_path / f"a/sweep/{number}")
+        assert_same(tmp_path / f"sweep/{number}", undisturbed / f"sweep/{number}")
 
 
 @pytest.mark.slow
@@ -194,10 +200,8 @@ def test_a_pack_that_was_interrupted_goes_on_in_another_sweep_line(tmp_path, cha
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["with grace", "and killed before it is over"])
-def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
+def test_preempted_within_a_save(undisturbed, tmp_path, monkeypatch, killed):
     """SIGTERM while a pack is being saved, and then, as the case may be, SIGKILL: nothing is lost."""
-    (tmp_path / "a").mkdir()
-    sweep(tmp_path / "a", *SAVED_OFTEN)
     module = hold_save(tmp_path, 40)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     command = rlexp_command("-m", "hydra.sweep.dir=sweep", *SMALL, *SAVED_OFTEN, f"checkpoint.module={module}", *QUIET)
@@ -225,7 +229,7 @@ def test_preempted_within_a_save(tmp_path, monkeypatch, killed):
     for number in (0, 1):
         resumed_from = json.loads((tmp_path / f"sweep/{number}/summary.json").read_text())["resumed_from"]
         assert resumed_from == 20 * 64 if killed else resumed_from >= 40 * 64
-        assert_same(tmp_path / f"sweep/{number}", tmp_path / f"a/sweep/{number}")
+        assert_same(tmp_path / f"sweep/{number}", undisturbed / f"sweep/{number}")
 
 
 @pytest.mark.slow
