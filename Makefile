@@ -38,7 +38,8 @@ train: $(STAMP)  ## Train: make train ARGS="algo=ppo seed=1"
 test: $(STAMP) $(LIBTPU)/.stamp  ## Every correctness test, in parallel, on the CPU
 	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=110 -m "not slow" $(ARGS)
 
-# Hydra's own suite, test_conformance.py, is asked of 1.3 only, and a browser knows no Hydra. A test sees to it that this Hydra is the one that runs.
+# Hydra's own suite, test_conformance.py, is asked of 1.3 only, and a browser knows no Hydra. A test sees to it that this
+# Hydra is the one that runs.
 test-hydra14: $(STAMP) $(HYDRA14)/.stamp  ## The tests of sweeps, on Hydra 1.4
 	$(COMPILED_QUICKLY) RLEXP_HYDRA=$(HYDRA14_VERSION) PYTHONPATH=$(CURDIR)/$(HYDRA14) $(PYTEST) -o faulthandler_timeout=880 \
 	    -m "not slow or hydra14" -k "not in_a_browser" --ignore tests/sweep/test_conformance.py tests/sweep $(ARGS)
