@@ -28,11 +28,8 @@ class Work:
             processes = {"coordinator": _coordinator(here), "number": here.num_tasks, "index": here.global_rank}
         if here.cluster != LOCAL and here.global_rank == 0:
             _run("scontrol", "update", f"JobId={here.job_id}", f"JobName={title}")
-        if worker.run(Path(sweep_dir), name, processes, asked=lambda: _state(here) == "CANCELLED") and _state(here) in (
-            "RUNNING",
-            "TIMEOUT",  # it is being ended, and has been quick enough
-            "",  # Slurm does not answer
-        ):
+        again = worker.run(Path(sweep_dir), name, processes, asked=lambda: _doing(here) == "CANCELLED")
+        if again and _doing(here) in ("RUNNING", "TIMEOUT"):
             # submitit's own answer to a signal, which waited until the pack was saved: requeue, and exit.
             signal.getsignal(signal.SIGUSR2)(signal.SIGUSR2, None)  # type: ignore[operator, misc]
 
@@ -43,10 +40,16 @@ class Work:
         return submitit.helpers.DelayedSubmission(self, *arguments)
 
 
-def _state(here: Any) -> str:
-    """RUNNING, or what Slurm does with the job: CANCELLED after scancel, PENDING where it requeues it itself."""
+def _doing(here: Any) -> str:
+    """What Slurm does with the job: RUNNING, CANCELLED, TIMEOUT, or something else, such as PENDING where it requeues it itself."""
+    if here.cluster == LOCAL:
+        return "RUNNING"
     # 12_3: of an array's last task the raw number is the array's own, by which Slurm means all of it.
-    return "RUNNING" if here.cluster == LOCAL else _shown("job", here.job_id).get("JobState", "")
+    shown = _shown("job", here.job_id)
+    state = shown.get("JobState", "RUNNING")  # Slurm may not answer
+    if state == "COMPLETING":  # it ends the job, and its reason says why
+        return {"None": "CANCELLED", "TimeLimit": "TIMEOUT"}.get(shown.get("Reason", ""), state)
+    return state
 
 
 def _coordinator(here: Any) -> str:

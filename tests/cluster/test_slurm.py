@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -130,21 +131,59 @@ def assert_nothing_lost(sweeps: Sweeps, undisturbed: Path) -> None:
         assert_same(sweeps.directory / f"sweep/{number}", undisturbed / str(number))
 
 
-def test_a_sweep_and_what_it_tells(sweeps):
-    """Results as they come, a failure with its reason, and a secret that only the workers see."""
+def test_a_sweep_and_what_it_tells(sweeps, cluster):
+    """Why jobs wait, by names that a reader of squeue understands; results as they come; a failure with its reason; and a
+    secret that only the workers see."""
     sweeps.env["WANDB_API_KEY"] = secret = "0123456789abcdef" * 2 + "5ec4e7f1"
     key_seen = sweeps.directory / "key"
-    said = sweeps.run(
+    cluster("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    parent = sweeps.start(
         "-m", "hydra.sweep.dir=sweep", *SMALL, "total_env_steps=6400", "launcher=slurm", "launcher.cpus=2",
-        "algo.num_epochs=1,2", "algo.hp.lr=1e-3,1e30", f"launcher.setup=['printenv WANDB_API_KEY | wc -c > {key_seen}']",
-        code=1,
+        "launcher.sbatch={exclude: n1}", "algo.num_epochs=1,2", "algo.hp.lr=1e-3,1e30",
+        f"launcher.setup=['printenv WANDB_API_KEY | wc -c > {key_seen}']",
     )  # fmt: skip
+    sweeps.wait(lambda: re.search(r"Slurm job \d+_0, \d+_1: PENDING, \w+, since 2", sweeps.said()), "it to wait")
+    names = cluster("squeue", "--noheader", "--array", "--partition=main", "--format=%j").split()
+    assert sorted(names) == sorted({f"rlexp:sweep:{entry.pack}" for entry in sweeps.jobs()})
+    cluster("scancel", "--name=wrap")
+    assert parent.wait(400) == 1, sweeps.said()
+    said = sweeps.said()
     assert [e.status for e in sweeps.jobs()] == ["finished", "failed"] * 2
     assert said.count(": finished: ") == 2 and said.count(": failed: Diverged: ") == 2
     assert sorted(e.attempt for e in sweeps.jobs()) == [1] * 4
+    known = cluster(
+        "squeue", "--noheader", "--array", "--states=all", "--partition=main", "--format=%j %N"
+    ).splitlines()
+    assert {f"rlexp:sweep:{entry.pack} n2" for entry in sweeps.jobs()} <= set(known)  # which named themselves too
     assert key_seen.read_text().strip() == str(len(secret) + 1)
     written = [path for path in sweeps.directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert written == []
+
+
+def test_what_never_starts_and_what_fails_at_once(sweeps, cluster):
+    """A job beyond its partition's limit, which a person cancels; and one whose setup fails, as often as it may."""
+    parent = sweeps.start(
+        "-m",
+        "hydra.sweep.dir=sweep",
+        *SMALL,
+        "seed=1,2",
+        "launcher=slurm",
+        "launcher.partition=short",
+        "launcher.time=3",
+    )
+    told = r"Slurm job \d+: PENDING, PartitionTimeLimit, since .*; as it is it will not start: launcher.time is"
+    sweeps.wait(lambda: re.search(told, sweeps.said()), "it to wait for ever")
+    cluster("scancel", "--partition=short", "--user=root")
+    assert parent.wait(100) == 0, sweeps.said()
+    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("stopped", 0)] * 2
+    said = sweeps.run(
+        "-m", "hydra.sweep.dir=broken", *SMALL, "seed=1,2", "launcher=slurm", "launcher.retries=1",
+        "launcher.setup=['true', 'no_such_module load cuda']", code=1,
+    )  # fmt: skip
+    assert [(e.status, e.attempt) for e in sweeps.jobs("broken")] == [("failed", 0)] * 2
+    for entry in sweeps.jobs("broken"):
+        assert "FAILED: launcher.setup: exit code 127 of: no_such_module load cuda; its log is" in str(entry.error)
+    assert said.count("; it goes on") == 1
 
 
 def test_the_parent_is_killed_and_a_pack_is_told_that_its_time_is_over(sweeps, cluster, undisturbed):
@@ -167,28 +206,32 @@ def test_the_parent_is_killed_and_a_pack_is_told_that_its_time_is_over(sweeps, c
 
 
 def test_the_time_is_over_and_wandb_runs_go_on(sweeps, cluster):
-    """Slurm itself says so, within the last minute. What the job asks of Slurm is what the launcher was told, here or in
+    """Slurm itself says so, in time, and once too late. What the job asks of Slurm is what the launcher was told, here or in
     conf/local of a site."""
     site = sweeps.directory / "site"
     (site / "local").mkdir(parents=True)
     (site / "local/slurm.yaml").write_text("account: chess\nconstraint: fast\nsbatch: {comment: of the site}\n")
     parent = sweeps.start(
         "-m", f"--config-dir={site}", "hydra.sweep.dir=sweep", *SMALL, *LONG[1:], "total_env_steps=3840000000",
-        "algo.num_epochs=1", "logger.wandb.mode=offline", "launcher=slurm", "launcher.time=1", "launcher.signal_delay_s=5",
-        "launcher.gres=gpu:1", "launcher.mem=1GB", "launcher.cpus=2", "launcher.qos=high",
+        "algo.num_epochs=1", "logger.wandb.mode=offline", "launcher=slurm", "launcher.time=60", "launcher.signal_delay_s=20",
+        "launcher.gres=gpu:1", "launcher.mem=1GB", "launcher.cpus=2", "launcher.qos=high", "launcher.exclude=n2",
     )  # fmt: skip
     sweeps.wait(lambda: sweeps.in_slurm(), "it to run")
     (job,) = sweeps.in_slurm()
     asked = cluster("scontrol", "show", "job", "--oneliner", job)
-    for word in ("Account=chess", "Features=fast", "Comment=of the site", "TimeLimit=00:01:00", "Requeue=1",
+    for word in ("Account=chess", "Features=fast", "Comment=of the site", "TimeLimit=01:00:00", "Requeue=1", "ExcNodeList=n2",
                  "gpu:1", "MinMemoryNode=1G", "CPUs/Task=2", "Partition=main"):  # fmt: skip
         assert word in asked
-    sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "its time to be over")
-    (reached,) = sweeps.newest()
-    sweeps.wait(lambda: sweeps.soon() or max(sweeps.newest()) > reached, "it to go on")
+    for left_s in (25, 1):  # Slurm looks at its clock now and then: the second time it ends the job at once
+        sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+        cluster("scontrol", "update", f"jobid={job}", f"EndTime=now+{left_s}")
+        sweeps.wait(lambda: job in sweeps.in_slurm("pending"), "its time to be over")
+        (reached,) = sweeps.newest()
+        sweeps.wait(lambda reached=reached: sweeps.soon() or max(sweeps.newest()) > reached, "it to go on")
+    assert "DUE TO TIME LIMIT" in sweeps.said()
     cluster("scancel", job)
     assert parent.wait(100) == 0, sweeps.said()
-    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("stopped", 2)] * 2
+    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("stopped", 3)] * 2
     for entry in sweeps.jobs():
         run_dir = sweeps.directory / f"sweep/{entry.dir}"
         assert json.loads((run_dir / "summary.json").read_text())["resumed_from"] == 64 * reached
@@ -196,14 +239,21 @@ def test_the_time_is_over_and_wandb_runs_go_on(sweeps, cluster):
         assert [row["env_steps"] for row in wandb_file.read(file).rows] == [row["env_steps"] for row in rows(run_dir)]
 
 
-def test_a_worker_is_killed(sweeps, undisturbed):
-    """kill -9: its Slurm job fails, and the parent submits the pack again, which goes on from its checkpoint."""
+def test_a_worker_is_killed(sweeps, cluster, undisturbed):
+    """By Slurm, when its time is over and it does not end; then by kill -9, which fails its Slurm job. The parent submits the
+    pack again, which goes on from its checkpoint."""
     parent = sweeps.start("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
+    worker = ("-f", f"submitit.core._submit {sweeps.directory}")
     sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
-    subprocess.run(["pkill", "-KILL", "-f", f"submitit.core._submit {sweeps.directory}"], check=True)
+    (first,) = sweeps.in_slurm()
+    subprocess.run(["pkill", "-STOP", *worker], check=True)
+    cluster("scontrol", "update", f"jobid={first}", "EndTime=now+1")
+    sweeps.wait(lambda: f"its process ended as Slurm job {first}: TIMEOUT" in sweeps.said(), "Slurm to kill it")
+    sweeps.wait(lambda: sweeps.starts() == 2, "it to go on")
+    subprocess.run(["pkill", "-KILL", *worker], check=True)
     assert parent.wait(400) == 0, sweeps.said()
-    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("finished", 2)] * 2
-    assert len(list(sweeps.directory.glob("sweep/slurm/*_log.out"))) == 2
+    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("finished", 3)] * 2
+    assert len(list(sweeps.directory.glob("sweep/slurm/*_log.out"))) == 3
     resumed_from = json.loads((sweeps.directory / "sweep/0/summary.json").read_text())["resumed_from"]
     assert resumed_from and resumed_from % (64 * 3000) == 0
     assert_nothing_lost(sweeps, undisturbed)
