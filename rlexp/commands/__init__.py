@@ -14,6 +14,7 @@ from rlexp import process
 VERBS = {
     "completion": ("rlexp.commands.completion", ()),
     "ls": ("rlexp.commands.ls", ()),
+    "new": ("rlexp.commands.new", ()),
     "reference": ("rlexp.commands.reference", ()),
     "sweep": ("rlexp.sweep.__main__", ()),
     "report": ("rlexp.sweep.__main__", ("report",)),

@@ -19,7 +19,7 @@ CONSOLE = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", P
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("user")
-    assert len(FILES) == 7
+    assert len(FILES) == 10
     for name, text in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -29,7 +29,8 @@ def folder(tmp_path_factory):
 
 def run(folder: Path, command: str) -> subprocess.CompletedProcess:
     words = shlex.split(command)
-    assert words[0] == "python"
+    words = [sys.executable, "-c", "import rlexp.commands as c; c.main()", *words[1:]] if words[0] == "rlexp" else words
+    assert words[0] in ("python", sys.executable)
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{folder}", "XDG_CACHE_HOME": str(folder / "cache")}
     environment |= {"JAX_NUMPY_DTYPE_PROMOTION": "standard", "WANDB_MODE": "disabled"}
     return subprocess.run(
@@ -49,11 +50,18 @@ def test_the_page_does_what_it_says(folder):
         results[first] = done.stdout
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     assert lines[0]["env/hits"] < lines[-1]["env/hits"] <= 5  # the environment's own number
+    assert lines[-1]["eval/env/hits"] == lines[-1]["eval/return_mean"]
     assert lines[-1]["env/hits"] == pytest.approx(lines[-1]["train/return_mean"])
     assert lines[-1]["train/length_mean"] == 5  # the mask held: five presses of five lights
     assert lines[-1]["eval/return_mean"] > 4.8
     reinforce = [json.loads(line) for line in (folder / "run_reinforce/metrics.jsonl").read_text().splitlines()]
     assert reinforce[-1]["eval/return_mean"] > 4.5
     assert json.loads((folder / "run_residual/summary.json").read_text())["status"] == "finished"
+    dice = [json.loads(line) for line in (folder / "run_dice/metrics.jsonl").read_text().splitlines()][-1]
+    assert (
+        4.5 < dice["eval/return_mean"] <= dice["eval/env/table"] <= 8
+    )  # the most that lay there, and what was kept of it
+    assert (folder / "run_logger/best.txt").read_text().endswith(" steps\n")
+    assert (folder / "run_logger/metrics.jsonl").exists()
     mean_return, mean_hits = map(float, results["$ python look.py"].split())
     assert mean_return == mean_hits > 4.8

@@ -1,0 +1,84 @@
+"""What one's own environments, networks, algorithms and loggers import: `from rlexp.api import Env, episodic, schema`.
+
+These names are an interface. What they are called, take and hold changes with a new major version of rlexp only (before 1.0: with a
+minor one), and the changelog says so; a test holds them against `tests/docs/api.txt`. Where they are defined is not part of it.
+"""
+
+from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.config import (
+    ConfigError,
+    Count,
+    CountOrZero,
+    Flag,
+    Fraction,
+    Host,
+    NonNegative,
+    Number,
+    Part,
+    Positive,
+    TracedNumber,
+    schema,
+)
+from rlexp.envs.base import Env, Tally, Transition, episodic
+from rlexp.loggers import Config as LoggerConfig
+from rlexp.loggers import check as check_loggers
+from rlexp.loggers import make as make_loggers
+from rlexp.loggers.base import Logger, RunInfo, fan_out, never_fatal
+from rlexp.networks.base import SharedTrunk, activations, flatten_obs, layer_norm, split_image
+from rlexp.networks.dense import Conv, Dense
+from rlexp.networks.heads import Head
+from rlexp.networks.initializers import orthogonal
+from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
+from rlexp.ops.returns import gae, lambda_returns, n_step_return
+from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, TimeStep, Trajectory, Update
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Categorical",
+    "ConfigError",
+    "Continuous",
+    "Conv",
+    "Count",
+    "CountOrZero",
+    "Dense",
+    "DiagonalNormal",
+    "Discrete",
+    "Env",
+    "EnvSpec",
+    "Flag",
+    "Fraction",
+    "Head",
+    "Host",
+    "Logger",
+    "LoggerConfig",
+    "Mean",
+    "NonNegative",
+    "Number",
+    "Part",
+    "Positive",
+    "RunInfo",
+    "SharedTrunk",
+    "Tally",
+    "TimeStep",
+    "TorsoOf",
+    "TracedNumber",
+    "Trajectory",
+    "Transition",
+    "Update",
+    "activations",
+    "check_loggers",
+    "episodic",
+    "fan_out",
+    "flatten_obs",
+    "gae",
+    "lambda_returns",
+    "layer_norm",
+    "make_loggers",
+    "masked",
+    "n_step_return",
+    "never_fatal",
+    "orthogonal",
+    "schema",
+    "split_image",
+]

@@ -1,0 +1,1 @@
+"""A project on rlexp: an environment and a network of its own."""
