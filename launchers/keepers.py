@@ -139,7 +139,7 @@ class Keeper(threading.Thread):
             self._start(task, job, f"{addresses[0]}:{port}")
         except GcloudError as error:
             self._slice.check(grace_s=self._setting.grace_s)
-            raise Faulty(f"{task.name} could not be started there: {error}") from error
+            raise Faulty(f"pack {task.name} could not be started there: {error}") from error
         ended = self._watch(task, job)
         self._faults.reset()
         return ended
@@ -196,6 +196,7 @@ class Keeper(threading.Thread):
                 unreachable = self._unreachable(error, unreachable, alone)
                 self._wait(soon=told is not None)
                 continue
+            self._slice.beat()
             unreachable, ran = 0, ran or "none" not in codes
             alone.reset()
             if self._clock.now() - began > _CALM_S:

@@ -18,11 +18,12 @@ from launchers.setting import Kind, Setting
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.worker import AGAIN
 
-FACT = "tpu slice "  # of the manifest: {task, job, kind, since, zone, project, queued}
+FACT = "tpu slice "  # of the manifest: {task, job, kind, since, seen, orphan_s, zone, project, queued, save_s}
 FAULTY = "tpu faulty "  # slices that could not be set up, or not be started on: their names are not used again
 LABEL = "rlexp-sweep"  # of the slices
 USED = "tpu used "  # hours of slices that are gone
 _TRIES = 10  # of what fails for a passing reason, and of slices that are lost while they are made
+_BEAT_S = 60  # between two times that a slice's last sign of life is written down
 _LOOK_S = 60  # at most, between two looks at a slice that is waited for
 _MOST_S = 300  # and between two tries of what has failed
 _SILENT = 2  # times that no worker answers who is told to save
@@ -74,9 +75,14 @@ class Slice:
 
     def remember(self, task: str | None, job: str | None) -> None:
         """Which start of which pack it has, from now on."""
-        since = (self.fact or {}).get("since")
-        fact = {"task": task, "job": job, "kind": list(self.kind), "since": since, **self._setting.fact}
-        self._manifest.remember(FACT + self.name, fact)
+        fact = {"task": task, "job": job, "kind": list(self.kind), **self._setting.fact}
+        self._manifest.remember(FACT + self.name, {"since": None, "seen": None, **(self.fact or {}), **fact})
+
+    def beat(self) -> None:
+        """It was spoken to. A process that finds its slice gone knows by that for how long it can have cost."""
+        fact, now = self.fact, self._clock.date()
+        if fact and fact.get("since") is not None and now - (fact.get("seen") or 0) > _BEAT_S:
+            self._manifest.remember(FACT + self.name, fact | {"seen": now})
 
     def on_all(self, call: Callable[[int], _T]) -> list[_T]:
         """What a function gives for the number of each worker."""
@@ -157,7 +163,8 @@ class Slice:
             raise GcloudError(text, means=Means.FATAL)
         self._had, fact = True, self.fact or {}
         if fact.get("since") is None:  # from now on it costs
-            self._manifest.remember(FACT + self.name, fact | {"since": self._clock.date()})
+            now = self._clock.date()
+            self._manifest.remember(FACT + self.name, fact | {"since": now, "seen": now})
         return seen.addresses
 
     def _create(self) -> None:
@@ -170,12 +177,10 @@ class Slice:
             boot = self._setting.boot_file(self.name)
             self._gcloud.create(self.name, self.kind.accelerator, self._setting.ask, boot=boot)
         except GcloudError as error:
-            if error.means is not Means.TAKEN:
-                raise
-            # By a call of ours that seemed to fail, by a deletion that is not over, or somebody else was quicker.
-            if not (known or self._setting.own_names):
+            # Taken: by a call of ours that seemed to fail, by a deletion that is not over, or somebody else was quicker.
+            if error.means is Means.TAKEN and not (known or self._setting.own_names):
                 self._manifest.drop(FACT + self.name)  # the next look tells whose it is
-            return
+            raise
         charge(self._manifest, self.name, self._clock)
         self.remember(None, None)  # no start is on a new disk
 
@@ -311,12 +316,19 @@ def forget(manifest: Manifest, name: str, clock: Clock) -> None:
 def charge(manifest: Manifest, name: str, clock: Clock) -> None:
     """Writes down for how long a slice has cost that does so no more."""
     fact = manifest.recall(FACT + name) or {}
-    if (since := fact.get("since")) is not None:
-        manifest.remember(f"{USED}{name} {since}", (clock.date() - since) / 3600)
+    if fact.get("since") is not None:
+        manifest.remember(f"{USED}{name} {fact['since']}", _hours(fact, clock))
         manifest.remember(FACT + name, fact | {"since": None})
 
 
 def hours(manifest: Manifest, clock: Clock) -> float:
     """For how long all slices of a sweep have cost, added up."""
-    open_since = [fact["since"] for fact in manifest.recall_all(FACT).values() if fact.get("since") is not None]
-    return sum(manifest.recall_all(USED).values()) + sum((clock.date() - since) / 3600 for since in open_since)
+    there = [_hours(fact, clock) for fact in manifest.recall_all(FACT).values() if fact.get("since") is not None]
+    return sum(manifest.recall_all(USED).values()) + sum(there)
+
+
+def _hours(fact: dict[str, Any], clock: Clock) -> float:
+    until = clock.date()
+    if (orphan_s := fact.get("orphan_s")) is not None:  # it has deleted itself after that
+        until = min(until, (fact.get("seen") or fact["since"]) + orphan_s)
+    return (until - fact["since"]) / 3600

@@ -7,6 +7,7 @@ what runs on them. When the sweep ends or is cancelled they are deleted, so that
 
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,6 +114,8 @@ def make(config: Config) -> Run:
         url = _check_store(packs, sweep_dir)
         gcloud = Gcloud(config.project, config.zone, dry_run=config.dry_run)
         where = {"zone": config.zone, "project": config.project, "queued": config.queued, "save_s": config.save_s}
+        where["orphan_s"] = config.orphan_minutes and config.orphan_minutes * 60 + config.save_s
+        flags = _flags(config)
         if not config.dry_run:
             gcloud.check()
             # Slices elsewhere, of an earlier process: what trained there goes on here.
@@ -139,7 +142,9 @@ def make(config: Config) -> Run:
         code = tarball.make(sweep_dir / worker.FOLDER, modules, install=config.install)
         label = manifest.recall("tpu label") or rundir.new_id()
         manifest.remember("tpu label", label)
-        setting = _setting(config, gcloud, sweep_dir, code, url, where=where, label=label, alone=len(tasks) == 1)
+        setting = _setting(
+            config, gcloud, sweep_dir, code, url, flags=flags, where=where, label=label, alone=len(tasks) == 1
+        )
         prefix = config.name or manifest.recall("tpu name") or f"rlexp-{label}"
         manifest.remember("tpu name", prefix)
         if config.dry_run:
@@ -203,6 +208,7 @@ def _setting(
     code: tarball.Tarball,
     url: str,
     *,
+    flags: list[str],
     where: dict[str, Any],
     label: str,
     alone: bool,
@@ -226,10 +232,17 @@ def _setting(
             say(str(error))
 
     minutes = config.orphan_minutes
+    labels = ",".join(f"{name}={value}" for name, value in {**config.labels, LABEL: label}.items())
     return Setting(
         gcloud=gcloud,
         sweep_dir=sweep_dir,
-        ask=Ask(config.runtime_version, config.provisioning, config.queued, _flags(config, label), config.wait_hours),
+        ask=Ask(
+            config.runtime_version,
+            config.provisioning,
+            config.queued,
+            [*flags, f"--labels={labels}"],
+            config.wait_hours,
+        ),
         watch=None
         if minutes is None
         else Watch(minutes * 60, config.save_s, config.zone, config.project, config.queued),
@@ -254,14 +267,20 @@ def _setting(
     )
 
 
-def _flags(config: Config, label: str) -> list[str]:
-    """Of a slice that is asked for."""
-    labels = {**config.labels, LABEL: label}
+def _flags(config: Config) -> list[str]:
+    """Of a slice that is asked for, beside its labels. Raises ConfigError for labels and tags that Google has no room for."""
+    words = {"labels": [*config.labels, *config.labels.values()], "tags": config.tags}
+    for key, names in words.items():
+        for word in names:
+            if not re.fullmatch("[a-z0-9_-]{1,63}", word) or word == LABEL:
+                raise ConfigError(
+                    f"launcher.{key}: {word!r} is not allowed; expected up to 63 lower-case letters, digits, - and _"
+                    + (", other than our own" if word == LABEL else "")
+                )
     texts = {
         "network": config.network,
         "subnetwork": config.subnetwork,
         "service-account": config.service_account,
-        "labels": ",".join(f"{name}={value}" for name, value in labels.items()),
         "tags": ",".join(config.tags),
     }
     flags = [f"--{name}={text}" for name, text in texts.items() if text]

@@ -217,7 +217,9 @@ def test_a_start_is_found_again_and_ends_as_its_program_does(tmp_path):
     (tmp_path / "rlexp" / "code" / "c").mkdir(parents=True)
     (tmp_path / "rlexp" / "env" / "e" / "bin").mkdir(parents=True)
     program = tmp_path / "rlexp" / "env" / "e" / "bin" / "python"
-    program.write_text('#!/bin/sh\ntrap "exit 75" TERM\necho "$KEY in $PWD"\nwhile true; do sleep 0.1; done\n')
+    program.write_text(
+        '#!/bin/sh\ntrap "exit 75" TERM\necho "$KEY in $PWD"; ls "$RLEXP_START"\nwhile true; do sleep 0.1; done\n'
+    )
     program.chmod(0o755)
     start = worker_scripts.start("job-1", "c", "e", ["-m", "x"])
     bash(tmp_path, start, "KEY=a b\n")
@@ -228,9 +230,12 @@ def test_a_start_is_found_again_and_ends_as_its_program_does(tmp_path):
     while not log:
         state, _, log = bash(tmp_path, worker_scripts.look("job-1", 0)).partition("\n")
     assert state == "runs"
-    assert log == f"a b in {tmp_path}/rlexp/code/c\n"
-    assert bash(tmp_path, worker_scripts.look("job-1", 4)) == "runs\n" + log[4:]
-    bash(tmp_path, worker_scripts.end("job-1", "TERM"))
+    assert log.startswith(f"a b in {tmp_path}/rlexp/code/c\n")
+    assert bash(tmp_path, worker_scripts.look("job-1", 4)).startswith("runs\n" + log[4:])
+    bash(tmp_path, worker_scripts.end("job-1", "CONT"))
+    assert not (tmp_path / "rlexp" / "jobs" / "job-1" / "asked").exists()  # which only a person's word leaves
+    bash(tmp_path, worker_scripts.end("job-1", "TERM", asked=True))
+    assert (tmp_path / "rlexp" / "jobs" / "job-1" / "asked").exists()
     while state == "runs":
         state = bash(tmp_path, worker_scripts.look("job-1", None)).strip()
     assert state == "rc 75"

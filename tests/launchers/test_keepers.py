@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launchers import slices
 from launchers.gcloud import GcloudError
 from launchers.keepers import Keeper
 from launchers.setting import Kind
@@ -45,15 +46,15 @@ class Result:
         return self.manifest.recall(PREEMPTIONS + "a") or 0
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    def go(cloud: Cloud, **values: Any) -> Result:
-        return Result(cloud, tmp_path, monkeypatch, **values)
-
-    return go
-
-
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # SQLite waits for a disk at each change
+
+
+@pytest.fixture
+def run(monkeypatch):
+    with TemporaryDirectory(dir=_MEMORY) as folder:
+        yield lambda cloud, **values: Result(cloud, Path(folder), monkeypatch, **values)
+
+
 REAL = [
     "ERROR: (gcloud.compute.tpus.tpu-vm.create) ALREADY_EXISTS: Resource 'x' already exists.",
     "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'x' was not found",
@@ -96,7 +97,7 @@ CALLS = ["describe", "create", "delete", "scp", "hello", "set up", "start", "loo
 STATES = ["READY", "REPAIRING", "RESTARTING", "REIMAGING", "PREEMPTED", "STOPPED", "UNKNOWN", "CREATING"]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     some=st.dictionaries(st.integers(0, 80), SAID, max_size=12),
     always=st.dictionaries(st.sampled_from(CALLS), st.tuples(st.integers(0, 60), SAID), max_size=2),
@@ -190,6 +191,16 @@ def test_a_name_of_somebody_elses_is_left_alone(run, labels):
     assert "is in use, by a slice that is not of this sweep" in str(result.how)
     assert cloud.there
     assert set(cloud.calls) == {"describe"}
+
+
+def test_so_it_is_where_they_were_quicker(run):
+    cloud = Cloud()
+    cloud.there = True
+    cloud.faults = at("describe", Said(1, b"", b"ERROR: NOT_FOUND: Resource x was not found"))
+    result = run(cloud, own_names=False)
+    assert "is in use" in str(result.how)
+    assert cloud.there
+    assert "delete" not in cloud.calls
 
 
 @pytest.mark.parametrize("state", ["REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "UNKNOWN", "SOMETHING_NEW"])
@@ -290,3 +301,16 @@ def test_hours_are_added_up_over_slices(run):
     result = run(cloud)
     used = sum(result.manifest.recall_all("tpu used ").values())
     assert used == pytest.approx(1.5, abs=0.1)
+
+
+def test_a_slice_that_ended_by_itself_has_cost_no_more_than_until_then(tmp_path, monkeypatch):
+    cloud = Cloud()
+    cloud.now = 100 * HOUR
+    manifest = Manifest(tmp_path)
+    fact = {"task": "a", "job": "a-1", "kind": ["v4-8", 1], "since": 10 * HOUR, "seen": 12 * HOUR, "queued": False}
+    manifest.remember(FACT + "x", fact | {"orphan_s": HOUR})
+    assert slices.hours(manifest, cloud.clock()) == 3
+    manifest.remember(FACT + "x", fact | {"orphan_s": None})
+    assert slices.hours(manifest, cloud.clock()) == 90
+    slices.forget(manifest, "x", cloud.clock())
+    assert slices.hours(manifest, cloud.clock()) == 90
