@@ -12,7 +12,7 @@ from omegaconf import DictConfig, open_dict
 from launchers import places
 from launchers.compositions import Compositions
 from rlexp import compose, endings, store
-from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.config import Config, ConfigError, as_read, load_module, parse
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, fingerprint, name, packs, without_launcher
 
@@ -115,6 +115,7 @@ def _compose(compositions: Compositions, overrides: Sequence[str], number: int) 
 def _job(composed: DictConfig, overrides: Sequence[str]) -> Job:
     node = compose.without_hydra(composed)
     config, modules = parse(node, Config)
+    node = as_read(node, config)
     if config.resume is not None:
         raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
     own = (*compose.searched(composed.hydra), *without_launcher(overrides))

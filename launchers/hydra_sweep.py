@@ -33,7 +33,7 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
       JobFailed: a job failed; the others are over.
     """
     directory = Path(str(plugin.config.hydra.sweep.dir)).absolute()
-    fresh, before = rundir.missing(directory), _content(directory / _LINE)
+    earlier, before = rundir.before(directory), _content(directory / _LINE)
     returned: list[Sequence[JobReturn]] = []
     try:
         _sweep(plugin, arguments, directory, has_manifest, returned)
@@ -41,10 +41,8 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
         if not returned:  # no job has been started, here; another sweep may be there
             if before is not None:
                 (directory / _LINE).write_bytes(before)
-            elif directory.is_dir():
-                (directory / _LINE).unlink(missing_ok=True)
-            if not (directory / NAME).exists() or not any(job.attempt for job in Manifest(directory).jobs()):
-                rundir.remove(fresh)
+            if not (directory / NAME).exists() or not Manifest(directory).has_begun():
+                rundir.restore(earlier)
         raise
     return returned
 
@@ -75,7 +73,15 @@ def _sweep(
         )
     if sweeper.space and plugin.max_batch_size:
         raise ConfigError("hydra.sweeper.max_batch_size: is the grid's; take sweeper.batch or launcher.max_pack")
-    directory.mkdir(parents=True, exist_ok=True)
+    size = plugin.max_batch_size
+    if size is not None and not (isinstance(size, int) and size > 0):
+        raise ConfigError(
+            f"hydra.sweeper.max_batch_size: {size!r} is not allowed; expected null, or a number of jobs from 1 on"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"hydra.sweep.dir: cannot make {str(directory)!r}: {error.strerror}") from error
     OmegaConf.save(plugin.config, directory / _LINE)
     done: list[tuple[Trial, float | None]] = []
     verdicts: dict[Trial, str | None] = {}  # why a trial is no valid run; None: it is one

@@ -229,6 +229,7 @@ class _Cluster:
                     Work(), [str(self._sweep_dir)] * len(tasks), [task.name for task in tasks], titles
                 )
         except (FailedJobError, FailedSubmissionError) as error:
+            self._manifest.drop(slurm_queue.BATCH + batch)  # which is none
             said = str(error).strip().splitlines()[-1].removeprefix("sbatch: ")
             raise ConfigError(f"launcher: sbatch refuses: {said}") from error
         slurm_queue.remember(self._manifest, batch, jobs[0].job_id.partition("_")[0])

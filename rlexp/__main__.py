@@ -21,7 +21,7 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
 from rlexp import commands, compose, endings, rundir, store
-from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.config import Config, ConfigError, as_read, load_module, parse
 from rlexp.sweep.manifest import JobFailed, Rehearsed
 
 
@@ -45,8 +45,8 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
     """
     resume_dir, overrides = _resumed(overrides)
     composed = compose.composed(overrides)
-    node, directory = composed.node, composed.run_dir
-    config, modules = parse(node, Config)
+    config, modules = parse(composed.node, Config)
+    node, directory = as_read(composed.node, config), composed.run_dir
     run_dir = Path(directory).absolute()
     if config.run == "eval" and config.resume in (None, "auto"):
         raise ConfigError(
@@ -69,6 +69,8 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
     elif _holds_run(run_dir, url) and not (config.run == "train" and run_dir == resume_dir):
         raise ConfigError(f"hydra.run.dir: {directory!r} holds a run already; resume=auto goes on with training it")
 
+    if resume_dir:
+        rundir.check(resume_dir)
     from rlexp import session  # JAX is imported only now: bad input is answered at once
 
     submits = load_module(modules["launcher"], "launcher").SUBMITS
@@ -97,9 +99,14 @@ def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     if name in ("auto", "null", ""):
         return None, list(overrides)
     node, _ = compose.compose_node([o for o in overrides if compose.override_key(o) in ("output_root", "resume")])
+    for key in ("resume", "output_root"):
+        if not isinstance(node.get(key), str):
+            raise ConfigError(f"{key}: {node.get(key)!r} is not allowed; expected a string")
     resume_dir = rundir.find(node["resume"], node["output_root"])
     saved = rundir.read_yaml(resume_dir / "overrides.yaml")
-    earlier = [str(o) for o in saved if not _NOT_INHERITED.fullmatch(compose.override_key(str(o)))]
+    if not isinstance(saved, list) or not all(isinstance(o, str) for o in saved):
+        raise ConfigError(f"{resume_dir / 'overrides.yaml'}: this is no list of overrides")
+    earlier = [o for o in saved if not _NOT_INHERITED.fullmatch(compose.override_key(o))]
     merged = compose.merge_overrides(earlier, overrides)
     in_place = given.get("run", "train") == "train" and given.get("checkpoint.restore", "all") == "all"
     if in_place and "hydra.run.dir" not in given:
@@ -123,7 +130,8 @@ def main() -> None:
         elif args.cfg or args.help or args.hydra_help or args.info or args.shell_completion:
             _print(args, overrides)
         else:
-            job, experiment = check(overrides)
+            with endings.preparing():
+                job, experiment = check(overrides)
             run_dir = job.run_dir
             for line in compose.doubled(overrides):
                 endings.say(f"rlexp: {line}")
@@ -131,11 +139,11 @@ def main() -> None:
     except Rehearsed:
         pass
     except Exception as error:
+        if distributed := sys.modules.get("rlexp.distributed"):
+            distributed.last_word()
         code = endings.told(error, run_dir=run_dir if run_dir and run_dir.is_dir() else None)
-        if code == 2 or "rlexp.distributed" not in sys.modules:
+        if code == 2 or distributed is None:
             sys.exit(code)
-        from rlexp import distributed
-
         distributed.leave(code)
 
 
@@ -197,7 +205,8 @@ def run(job: Job, experiment: Any) -> None:
     from rlexp import distributed
 
     job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))), url=distributed.share(job.url or ""))
-    fresh, held = opened(job)
+    before = rundir.before(job.run_dir)
+    held = opened(job)
     own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
 
     def task(config: DictConfig) -> Any:
@@ -210,8 +219,9 @@ def run(job: Job, experiment: Any) -> None:
         try:
             compose.run(job.composed, job.run_dir, task, quiet=not distributed.is_lead())
         except ConfigError:  # only the devices or the checkpoint could tell
-            rundir.remove(fresh)
-            if fresh and job.url and distributed.is_lead():
+            if distributed.is_lead() or job.url:  # which then is on a disk of its own
+                rundir.restore(before)
+            if before.missing and job.url and distributed.is_lead():
                 store.remove(job.url)
             raise
 
@@ -221,7 +231,8 @@ def submit(job: Job, experiment: Any) -> None:
     from rlexp.sweep import packing
     from rlexp.sweep.manifest import Manifest
 
-    fresh, held = opened(job)
+    before = rundir.before(job.run_dir)
+    held = opened(job)
     held.close()  # the run's own process locks it
     config, goes_on = experiment.config, job.resume_dir == job.run_dir
     own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
@@ -237,7 +248,7 @@ def submit(job: Job, experiment: Any) -> None:
         manifest.put(0, overrides, ".", packing.fingerprint(one))
         experiment.part("launcher").make(config.launcher)([[one]], set(), job.run_dir, manifest)
     except (ConfigError, Rehearsed):
-        rundir.remove(fresh)
+        rundir.restore(before)
         raise
     store.push(job.run_dir)
     (entry,) = manifest.jobs()
@@ -245,21 +256,20 @@ def submit(job: Job, experiment: Any) -> None:
         raise JobFailed(str(entry.error))
 
 
-def opened(job: Job) -> tuple[list[Path], Any]:
-    """Makes and locks the run directory in the lead; (what was made, the lock). Raises ConfigError, in all processes."""
+def opened(job: Job) -> Any:
+    """Makes and locks the run directory in the lead; gives the lock. Raises ConfigError, in all processes."""
     from rlexp import distributed
 
     run_dir = job.run_dir
     if not distributed.is_lead():
         if trouble := distributed.share(""):
             raise ConfigError(trouble)
-        fresh = rundir.missing(run_dir) if job.url else []
         if job.url:  # on a disk of its own: this process, too, is to know where the checkpoints are
             run_dir.mkdir(parents=True, exist_ok=True)
             store.attach(run_dir, job.url)
-        return fresh, contextlib.nullcontext()
+        return contextlib.nullcontext()
     try:
-        fresh = rundir.create(run_dir)
+        rundir.create(run_dir)
         held = rundir.lock(run_dir)
         if job.url:
             store.attach(run_dir, job.url)
@@ -267,13 +277,15 @@ def opened(job: Job) -> tuple[list[Path], Any]:
         distributed.share(str(error))
         raise
     distributed.share("")
-    return fresh, held
+    return held
 
 
 def sweep(overrides: Sequence[str]) -> None:
     """Hydra's sweeper makes jobs, and the launcher runs them. Raises ConfigError; JobFailed once all jobs are over."""
     # One of the jobs first: what is wrong with all of them is told as it is told of a run.
     config, _ = parse(compose.compose_node(_first_job(overrides))[0], Config)
+    if config.resume is not None:
+        raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
     if store.is_url(config.output_root):
         store.reach(config.output_root)
     from rlexp import scaling
@@ -288,7 +300,11 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
 
     with compose.one_line():
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        return BasicSweeper.split_arguments([o for o in parsed if not o.is_interval_sweep()], None)[0][0]
+        (jobs,) = BasicSweeper.split_arguments([o for o in parsed if not o.is_interval_sweep()], None)
+    if not jobs:
+        empty = [o.input_line for o in parsed if o.is_sweep_override() and not list(o.sweep_iterator())]
+        raise ConfigError(f"{' '.join(map(str, empty))}: there is nothing to run in it")
+    return jobs[0]
 
 
 def _job_of_a_sweep(config: DictConfig) -> Any:

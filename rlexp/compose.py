@@ -1,7 +1,9 @@
 """Hydra's part: where conf/ is, the resolvers, composing a command line, and Hydra's many-line errors in one line."""
 
 import contextlib
+import os
 import re
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +42,14 @@ def register_resolvers() -> None:
         OmegaConf.register_new_resolver("run_id", lambda: _process_id, replace=True)
         OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
         OmegaConf.register_new_resolver("local_root", lambda root: store.local_root(str(root)), replace=True)
-        OmegaConf.register_new_resolver(
-            "cache_dir", lambda root, local: store.cache_dir(str(root), local), replace=True
-        )
+        cache = lambda root, local=None: store.cache_dir(str(root), local or _user_cache())  # noqa: E731
+        OmegaConf.register_new_resolver("cache_dir", cache, replace=True)
+
+
+def _user_cache() -> str:
+    """Without HOME, and where nobody else knows it, files that may be lost have the system's place for such."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(base if os.path.isabs(base) else tempfile.gettempdir(), "rlexp")
 
 
 @contextlib.contextmanager
@@ -102,9 +109,15 @@ def composed(overrides: Sequence[str]) -> Composed:
             if config.hydra.mode not in (None, RunMode.RUN):
                 raise ConfigError(f"hydra.mode: {config.hydra.mode.name} is not allowed; expected -m for a sweep")
             config.hydra.mode = RunMode.RUN
-            if not (run_dir := str(config.hydra.run.dir or "")).strip():
-                raise ConfigError("hydra.run.dir: '' is not allowed; expected a directory")
+            run_dir = _directory(config, "hydra.run.dir")
         return Composed(config, app.config_loader, without_hydra(config), run_dir)
+
+
+def _directory(config: DictConfig, key: str) -> str:
+    value = OmegaConf.select(config, key)
+    if not isinstance(value, str | int) or not str(value).strip():
+        raise ConfigError(f"{key}: {value!r} is not allowed; expected a directory")
+    return str(value)
 
 
 def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -156,6 +169,7 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
             )
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             callbacks = Callbacks(config)
+            _directory(config, "hydra.sweep.dir")
             callbacks.on_multirun_start(config=config, config_name="config")
             context = HydraContext(config_loader=app.config_loader, callbacks=callbacks)
             sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)

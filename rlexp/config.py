@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
@@ -30,6 +31,21 @@ class ConfigError(ValueError):
     """Bad input, told in one line: where, what was given, what is allowed, the nearest name. Exit code 2."""
 
 
+class UnknownKey(ConfigError):
+    """A key that the part of the configuration in which it stands does not have."""
+
+    def __init__(self, where: str, allowed: Iterable[str]):
+        self.where, self.allowed = where, sorted(allowed)
+        super().__init__(self.with_paths([]))
+
+    def with_paths(self, paths: Iterable[str]) -> str:
+        """The line; another part may have a key of that name."""
+        name = self.where.rpartition(".")[2]
+        same = [path for path in paths if path.endswith(f".{name}") and path != self.where]
+        said = f"; did you mean {' or '.join(map(json.dumps, same[:3]))}?" if same else nearest(name, self.allowed)
+        return f"{self.where}: unknown key{said or '.'} Allowed: {', '.join(self.allowed)}"
+
+
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """'; did you mean "x"?', or nothing where no name is near."""
     close = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
@@ -39,11 +55,15 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
 # --- the types of fields -------------------------------------------------------------------------------------------
 
 
+_UNITS = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+
+
 def _whole(value: Any) -> Any:
-    """1e6 and "1e6" are 1,000,000; True is not 1."""
+    """1e6, "1e6" and "1M" are 1,000,000; True is not 1."""
     if isinstance(value, str):
+        number = value[:-1] if value[-1:] in _UNITS else value
         try:
-            value = float(value)
+            value = round(float(number) * _UNITS[value[len(number) :]], 6)
         except ValueError:
             return value
     return int(value) if isinstance(value, float) and math.isfinite(value) and value == int(value) else value
@@ -59,13 +79,33 @@ def _number(value: Any) -> Any:
     return value
 
 
+_FLOAT32 = (1.1754944e-38, 3.4028235e38)  # the smallest that is not rounded to 0, the largest
+
+
+def _in_float32(value: float) -> float:
+    if abs(value) > _FLOAT32[1]:
+        raise ValueError("a number that float32 can hold, up to 3.4e38")
+    return value
+
+
+def _not_0_in_float32(value: float) -> float:
+    if value < _FLOAT32[0]:
+        raise ValueError("a number that float32 can tell from 0, at least 1.2e-38")
+    return value
+
+
 # Host fields (names, paths, logging) have no effect on the program: they may differ on resume and inside a pack.
 Host = Annotated[T, "host"]
 Flag = Annotated[bool, Strict()]
-Count = Annotated[int, BeforeValidator(_whole), Strict(), Field(ge=1)]
-CountOrZero = Annotated[int, BeforeValidator(_whole), Strict(), Field(ge=0)]
-Number = Annotated[float, BeforeValidator(_number), Strict(), Field(allow_inf_nan=False)]
-Positive = Annotated[Number, Field(gt=0)]
+Text = Annotated[str, Strict(), Field(min_length=1)]
+_Whole = Annotated[int, BeforeValidator(_whole), Strict()]
+Count = Annotated[_Whole, Field(ge=1, lt=2**31)]  # programs count in int32
+CountOrZero = Annotated[_Whole, Field(ge=0, lt=2**31)]
+Steps = Annotated[_Whole, Field(ge=1, le=10**15)]  # of environments, which are counted on the host
+Bytes = Annotated[_Whole, Field(ge=1, le=2**50)]
+Seconds = Annotated[_Whole, Field(ge=1, le=10**7)]  # four months
+Number = Annotated[float, BeforeValidator(_number), Strict(), Field(allow_inf_nan=False), AfterValidator(_in_float32)]
+Positive = Annotated[Number, Field(gt=0), AfterValidator(_not_0_in_float32)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 # A Number where it is read from the YAML; an array where the program puts the traced one in its place (env.params).
@@ -103,7 +143,7 @@ _CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 class EvalConfig:
     """When and how the policy is evaluated."""
 
-    every_env_steps: Host[Count | None]
+    every_env_steps: Host[Steps | None]
     """Environment steps between evaluations; null evaluates at the end only. The end is always evaluated."""
     num_episodes: Host[Count]
     """Full episodes of an evaluation, each in an environment of its own."""
@@ -127,13 +167,13 @@ class DebugConfig:
 class ProcessesConfig:
     """Processes that train one run together, such as one a host."""
 
-    coordinator: Host[str | None]
+    coordinator: Host[Text | None]
     """host:port of process 0; auto: what Slurm or the TPU pod says, where the profile has several hosts; null: one process."""
     number: Host[Count | None]
     """How many there are; null: what Slurm or the TPU pod says."""
     index: Host[CountOrZero | None]
     """Which of them this one is, from 0; null: what Slurm or the TPU pod says."""
-    timeout_s: Host[Count]
+    timeout_s: Host[Seconds]
     """Seconds without a sign of life after which a process counts as dead, and the others end."""
 
 
@@ -141,10 +181,10 @@ class ProcessesConfig:
 class Config:
     """One run. Every key can be set on the command line, as in `python -m rlexp algo=ppo algo.hp.lr=3e-4 seed=1`."""
 
-    seed: Annotated[CountOrZero, Field(lt=2**32)]
+    seed: Annotated[_Whole, Field(ge=0, lt=2**32)]
     """Seed of everything random. Two runs with the same seed on the same machine are the same, bit for bit."""
-    total_env_steps: Count
-    """Environment steps to train for, over all environments; rounded up to whole updates. 1e6 is fine."""
+    total_env_steps: Steps
+    """Environment steps to train for, over all environments; rounded up to whole updates. 1e6, 500k and 1M are fine."""
     run: Literal["train", "eval", "plan", "check", "profile"]
     """train; eval and profile take a trained run by resume=; plan compiles for hardware that is not here; check tries a mesh."""
     algo: Part
@@ -168,11 +208,11 @@ class Config:
     """How the jobs of `-m` are run: launcher=local."""
     sweeper: Host[Part]
     """Which jobs `-m` runs: sweeper=grid, random, optuna."""
-    resume: Host[str | None]
+    resume: Host[Text | None]
     """auto (the run's own directory), a run directory or its URL, or a W&B id found under output_root."""
-    output_root: Host[str]
+    output_root: Host[Text]
     """Where run directories are made: <output_root>/<date>/<time>-<id>; or gs://<bucket>/<prefix>, an object store."""
-    compilation_cache: Host[str | None]
+    compilation_cache: Host[Text | None]
     """Folder of the persistent compilation cache, which may be a gs:// URL; null switches it off."""
     debug: DebugConfig
 
@@ -187,8 +227,24 @@ def parse(node: Mapping[str, Any], cls: type[T] = Config, path: str = "") -> tup
       ConfigError: one line, for an unknown or missing key, a wrong type, a value out of bounds, an unknown module.
     """
     modules: dict[str, str] = {}
-    values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
-    return _validate(values, cls, path), modules
+    try:
+        values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
+        return _validate(values, cls, path), modules
+    except UnknownKey as error:
+        raise ConfigError(error.with_paths(_paths(node, path))) from error
+
+
+def as_read(node: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """The node with the numbers that its texts, such as "100k", were read as: other programs read what is made of it."""
+    values = config if isinstance(config, Mapping) else vars(config)
+    out = dict(node)
+    for key, value in node.items():
+        read = values.get(key)
+        if isinstance(value, Mapping) and (isinstance(read, Mapping) or dataclasses.is_dataclass(read)):
+            out[key] = as_read(value, read)
+        elif isinstance(value, str) and isinstance(read, int | float):
+            out[key] = read
+    return out
 
 
 def _read_modules(node: Any, path: str, modules: dict[str, str]) -> Any:
@@ -232,7 +288,7 @@ def _validate(values: Any, cls: type[T], path: str) -> T:
     try:
         return _adapter(cls).validate_python(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(error.errors(), cls, values, path)) from error
+        raise _refused(error.errors(), cls, path) from error
 
 
 @functools.cache
@@ -241,20 +297,21 @@ def _adapter(cls: type) -> TypeAdapter:
     return TypeAdapter(cls)
 
 
-def _one_line(errors: list[Any], cls: type, values: Any, path: str) -> str:
+def _refused(errors: list[Any], cls: type, path: str) -> ConfigError:
     unknown = [e for e in errors if e["type"] == "unexpected_keyword_argument"]  # its twin is often a missing key
     error = (unknown or errors)[0]
     keys = _keys(error)
     where = ".".join(([path] if path else []) + keys)
     if unknown:
-        allowed = _siblings(cls, keys[:-1])
-        return f"{where}: unknown key{nearest(keys[-1], allowed) or '.'} Allowed: {', '.join(sorted(allowed))}"
+        return UnknownKey(where, _siblings(cls, keys[:-1]))
     if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return f"{where}: this key is missing"
+        return ConfigError(f"{where}: this key is missing")
     same_place = [e for e in errors if _keys(e) == keys]  # one for each member of a union
     expected = " or ".join(e["msg"].removeprefix("Input should be ").removeprefix("Value error, ") for e in same_place)
     names = [n for e in same_place if e["type"] == "literal_error" for n in e["ctx"]["expected"].split("'")[1::2]]
-    return f"{where}: {error['input']!r} is not allowed; expected {expected}{nearest(error['input'], names)}"
+    given = repr(error["input"])
+    given = given if len(given) <= 200 else given[:200] + "…"
+    return ConfigError(f"{where}: {given} is not allowed; expected {expected}{nearest(error['input'], names)}")
 
 
 def _keys(error: Any) -> list[str]:
@@ -269,6 +326,13 @@ def _siblings(cls: Any, keys: list[str]) -> list[str]:
     for key in keys:
         cls = get_type_hints(cls)[key]
     return [f.name for f in dataclasses.fields(cls)]
+
+
+def _paths(node: Any, path: str) -> list[str]:
+    """Of all keys below a node."""
+    if not isinstance(node, Mapping):
+        return [path]
+    return [path, *(found for key, value in node.items() for found in _paths(value, _join(path, key)))]
 
 
 def _join(path: str, key: Any) -> str:

@@ -3,23 +3,34 @@
 Every process runs the same program on its own devices of one mesh. Process 0 makes the run directory and logs; all write
 checkpoints. What depends on one process's clock or signals is agreed on between chunks, so that all do the same.
 
-A process that dies is noticed by JAX's heartbeats: within `processes.timeout_s` the runtime ends the others with "…
-detected fatal errors. This most likely indicates that another task died" (SIGABRT; at once where process 0 died).
+A process that dies is noticed at once where the others wait for it in a collective, else by JAX's heartbeats, within
+`processes.timeout_s`. The others say so in one line and end with exit code 1.
 """
 
+import ipaddress
+import itertools
+import json
 import os
+import re
+import socket
 import sys
 import threading
+from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax._src import distributed as _distributed
 from jax.experimental import multihost_utils
 
 from rlexp import store
 from rlexp.config import ConfigError, ProcessesConfig
 from rlexp.types import PyTree
 
+_AGREE_S = 60  # that a process may be behind another
 _SHUTDOWN_S = 10  # that a process which has ended waits for the others to end
+_last_word = threading.Lock()
+_calls = itertools.count()
+DIED = "most likely another process of this run died; start all of them again with resume=, which goes on from the last checkpoint"
 _LONGER_S = 30  # JAX waits so much longer than we do: its own end, after its own time, is SIGABRT and a stack trace
 
 
@@ -34,6 +45,7 @@ def start(config: ProcessesConfig, *, num_hosts: int) -> None:
       ConfigError: they cannot find each other. Where they could, but did not within `timeout_s`, the process ends with
         the same line and exit code 2.
     """
+    _check(config)
     if config.coordinator is None or (config.coordinator == "auto" and (config.number or num_hosts) == 1):
         return
     if jax.distributed.is_initialized():  # an earlier job of this process
@@ -63,6 +75,7 @@ def start(config: ProcessesConfig, *, num_hosts: int) -> None:
             initialization_timeout=config.timeout_s + _LONGER_S,
             heartbeat_timeout_seconds=config.timeout_s,
             shutdown_timeout_seconds=_SHUTDOWN_S,
+            coordinator_bind_address=_bind_address(address) if address else None,
         )
     except (ValueError, RuntimeError) as error:
         if isinstance(error, ValueError) and address is None:
@@ -70,6 +83,44 @@ def start(config: ProcessesConfig, *, num_hosts: int) -> None:
         raise ConfigError(trouble(str(error).splitlines()[0])) from error
     finally:
         waiting.cancel()
+
+
+def _check(config: ProcessesConfig) -> None:
+    """Raises ConfigError for settings that go together under no circumstances."""
+    coordinator, number, index = config.coordinator, config.number, config.index
+    if coordinator is None and (index is not None or (number or 1) > 1):
+        key = "index" if index is not None else "number"
+        raise ConfigError(f"processes.{key}: {getattr(config, key)} needs processes.coordinator, and that is null")
+    if index is not None and number is None and coordinator == "auto":
+        raise ConfigError(
+            f"processes.index: {index} needs processes.coordinator=host:port of process 0, and processes.number"
+        )
+    if index is not None and number is not None and index >= number:
+        raise ConfigError(f"processes.index: {index} is not below processes.number {number}; the first process is 0")
+    if coordinator not in (None, "auto"):
+        match = re.fullmatch(r"(\[[\da-fA-F:]+\]|[^\s:\[\]]+):(\d{1,5})", coordinator)
+        if match is None or not 0 < int(match[2]) < 2**16:
+            raise ConfigError(
+                f"processes.coordinator: {coordinator!r} is not allowed; expected host:port of process 0, with a port from "
+                "1 to 65535, or auto, or null"
+            )
+
+
+def _bind_address(address: str) -> str | None:
+    """What process 0 listens on: the address that it was told. None, all of its interfaces, where that is none of them, as
+    behind a name that means another machine, or the loopback, here and this machine elsewhere.
+    """
+    host, _, _ = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        for family, kind, _, _, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            if ipaddress.ip_address(where[0]).is_loopback and host not in ("localhost", where[0]):
+                return None
+            with socket.socket(family, kind) as probe:
+                probe.bind(where)
+    except OSError:
+        return None
+    return address
 
 
 def is_lead() -> bool:
@@ -88,6 +139,26 @@ def share(text: str) -> str:
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode() if size else ""
 
 
+def agree(settings: Mapping[str, object]) -> None:
+    """Raises ConfigError, in all processes, where one was started with other settings. All must call it at the same place."""
+    if jax.process_count() == 1:
+        return
+    client = _distributed.global_state.client
+    assert client is not None
+    place, milliseconds = f"rlexp/settings/{next(_calls)}", 1000 * _AGREE_S
+    client.key_value_set(f"{place}/{jax.process_index()}", json.dumps(settings, sort_keys=True, default=str))
+    everyone = [
+        json.loads(client.blocking_key_value_get(f"{place}/{i}", milliseconds)) for i in range(jax.process_count())
+    ]
+    for i, theirs in enumerate(everyone):
+        for path in sorted(everyone[0].keys() | theirs.keys()):
+            if everyone[0].get(path) != theirs.get(path):
+                raise ConfigError(
+                    f"{path}: {everyone[0].get(path)!r} in process 0 and {theirs.get(path)!r} in process {i}; the processes of "
+                    "a run are started with the same settings, but for processes.index"
+                )
+
+
 def any_of(*flags: bool, after: PyTree = ()) -> list[bool]:
     """Flag by flag, whether it is set in any process. All processes must call it at the same place.
 
@@ -100,6 +171,12 @@ def any_of(*flags: bool, after: PyTree = ()) -> list[bool]:
     jax.block_until_ready(after)
     everyone = np.asarray(multihost_utils.process_allgather(np.array(flags)))  # [process, flag]
     return [bool(everyone[:, i].any()) for i in range(len(flags))]
+
+
+def last_word() -> None:
+    """Before a line that ends this process: JAX's own thread and ours hear of a death at about the same time, and one says so."""
+    if jax.distributed.is_initialized() and not _last_word.acquire(blocking=False):
+        threading.Event().wait()  # the other one is about to end the process
 
 
 def leave(code: int) -> None:

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlexp import store
@@ -45,6 +46,17 @@ def words(error: BaseException, *, run_dir: Path | None) -> tuple[str, int]:
 
         return session.remedy(error), 1
     return f"{_reason(error)}, at {place(error)}; {_kept(error, run_dir)}", 1
+
+
+@contextlib.contextmanager
+def preparing() -> Iterator[None]:
+    """Before there is a run: a file or a directory that cannot be used is bad input."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, store.StoreError) and "gs://" in str(error):
+            raise  # it was reached before
+        raise ConfigError(str(error)) from error
 
 
 def say(text: str) -> None:

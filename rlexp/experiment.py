@@ -89,8 +89,18 @@ def build(
 
     source = source_of(settings)
     env_steps_per_update = source.env_steps_per_update * num_shards or 1
+    most = 2**31 - 1  # programs count in int32
+    if env_steps_per_update > most:
+        raise ConfigError(
+            f"algo: {env_steps_per_update} environment steps in one update; at most {most} can be counted"
+        )
     prefill = source.prefill_env_steps * num_shards
     total_updates = max(1, -(-(config.total_env_steps - prefill) // env_steps_per_update))
+    if total_updates > most:
+        raise ConfigError(
+            f"total_env_steps: {config.total_env_steps} are {total_updates} updates of {env_steps_per_update} environment steps; "
+            f"at most {most} can be counted"
+        )
     hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
     if "lr_scaling" in _fields(config.algo):
         hp["lr"] *= _lr_factor(config)

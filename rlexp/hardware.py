@@ -3,13 +3,14 @@
 import contextlib
 import importlib.util
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from rlexp.config import ConfigError, Count, Flag, Host, NonNegative, Positive, schema
+from rlexp.config import Bytes, ConfigError, Count, Flag, Host, NonNegative, Positive, schema
 
 
 @schema
@@ -95,7 +96,7 @@ class Config:
     """The default of algo.num_envs: 4 on one device, 4 times the data axis elsewhere."""
     param_rules: list[ParamRule]
     """First match wins; a parameter without a match is on every device."""
-    memory_bytes: Count | None
+    memory_bytes: Bytes | None
     """Main memory of a chip; null where it is that of the machine at hand."""
     rates: Rates
     """What run=plan divides by."""
@@ -226,7 +227,15 @@ def memory_bytes(config: Config) -> int:
     """Main memory of a chip, in bytes."""
     if config.memory_bytes is not None:
         return config.memory_bytes
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine_bytes()
+
+
+def machine_bytes() -> int:
+    """Main memory of this machine, or what a container leaves of it."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):
+        size = min(size, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return size
 
 
 def _wanted(config: Config) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from omegaconf import OmegaConf
 from yaml import YAMLError
@@ -46,7 +46,7 @@ def new_id() -> str:
 def id_of(run_dir: Path) -> str:
     """The id of the run in a directory; a new directory's is the end of its name, where that is an id."""
     known = read_json(run_dir / "environment.json")
-    if known:
+    if isinstance(known, dict) and isinstance(known.get("run_id"), str):
         return known["run_id"]
     match = re.search(r"-([0-9a-f]{8})$", run_dir.name)
     return match[1] if match else new_id()
@@ -57,9 +57,17 @@ def is_run(run_dir: Path) -> bool:
     return (run_dir / "environment.json").exists()
 
 
+def check(run_dir: Path) -> None:
+    """Raises ConfigError where the record of a run, which a new start is added to, is not what `describe` wrote."""
+    known = read_json(path := run_dir / "environment.json")
+    if not (isinstance(known, dict) and isinstance(known.get("run_id"), str) and isinstance(known.get("starts"), list)):
+        raise ConfigError(f"{path}: this is not the record of a run, or somebody has changed it")
+
+
 def kind(run_dir: Path) -> str:
     """What the run in a directory did: train, eval, ..."""
-    return read_yaml(run_dir / "config.yaml")["run"]
+    config = read_yaml(run_dir / "config.yaml")
+    return str(config["run"]) if isinstance(config, dict) and "run" in config else "?"
 
 
 def find(resume: str, output_root: str | Path) -> Path:
@@ -79,7 +87,7 @@ def find(resume: str, output_root: str | Path) -> Path:
         raise ConfigError(f"resume: {resume!r} is a directory without a run in it (no environment.json)")
     if re.fullmatch(r"[0-9a-z]{8}", resume):
         for found in sorted(Path(store.local_root(output_root)).glob("**/environment.json")):
-            if (read_json(found) or {}).get("run_id") == resume:
+            if isinstance(known := read_json(found), dict) and known.get("run_id") == resume:
                 return _refreshed(found.parent.resolve())
         if store.is_url(output_root):
             store.reach(output_root)
@@ -151,6 +159,37 @@ def remove(fresh: Sequence[Path]) -> None:
                 path.rmdir()
 
 
+class Before(NamedTuple):
+    """What there was of a directory before a command began to write into it."""
+
+    directory: Path
+    missing: list[Path]
+    names: frozenset[str]
+
+
+def before(directory: Path) -> Before:
+    """To be handed to `restore`."""
+    names = frozenset(os.listdir(directory)) if directory.is_dir() else frozenset[str]()
+    return Before(directory, missing(directory), names)
+
+
+# What a run or a sweep may have made before its bad input was found.
+_EARLY = re.compile(
+    r"\.hydra|\.lock|\.store\.json|rlexp\.log|(config|overrides|multirun)\.yaml|environment\.json|sweep\.(sqlite.*|lock)|workers|slurm"
+)
+
+
+def restore(earlier: Before) -> None:
+    """Takes back what a command has made, after bad input that was found too late; of a directory that was there, our own files."""
+    if earlier.missing:
+        remove(earlier.missing)
+        return
+    for name in set(os.listdir(earlier.directory)) - earlier.names:
+        if _EARLY.fullmatch(name):
+            path = earlier.directory / name
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def lock(run_dir: Path) -> IO[str]:
     """Held while the returned file is open. Two processes in one run directory would lose each other's lines."""
     file = open(run_dir / ".lock", "w")  # noqa: SIM115  open for the run's whole life
@@ -210,7 +249,7 @@ def read_json(path: Path) -> Any:
     """None where there is no such file, or it is no JSON."""
     try:
         return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -223,8 +262,11 @@ def read_overrides(run_dir: Path) -> list[str] | None:
 
 
 def read_yaml(path: Path) -> Any:
-    """A file that `describe` wrote, as plain data."""
-    return OmegaConf.to_container(OmegaConf.load(path))
+    """A file that `describe` wrote, as plain data. Raises ConfigError where somebody else has changed it."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # of the file system, of YAML, of OmegaConf
+        raise ConfigError(f"{path}: this cannot be read ({type(error).__name__}: {error})") from error
 
 
 @functools.cache

@@ -2,13 +2,13 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from rlexp import distributed, hardware, rundir, store
+from rlexp import distributed, hardware, memory, rundir, store
 from rlexp import experiment as experiments
 from rlexp.config import Config, ConfigError
 from rlexp.evaluate import episode_means
@@ -45,10 +45,15 @@ def prepare(
     Raises:
       ConfigError: one line.
     """
+    if config.run == "eval" and resume_dir is None:
+        raise ConfigError(
+            "resume: run=eval needs the directory or the id of a trained run; of several runs, one command each"
+        )
     if elsewhere:
         jax.config.update("jax_platforms", "cpu")
     else:
         connect(config, num_members)
+        distributed.agree(_shared(node))
     experiments.load_module(modules["logger"], "logger").check(config.logger)
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
@@ -57,7 +62,7 @@ def prepare(
         hardware.describe(config.hardware)
         return experiment
     if not elsewhere:
-        hardware.make(config.hardware)
+        memory.check(experiment, hardware.make(config.hardware))
     if meta and config.run == "train" and config.checkpoint.restore == "all":
         check_same(meta["members"][0]["fingerprint"], resume_fingerprint(experiment))
         if experiment.total_updates < meta["update"]:
@@ -67,6 +72,30 @@ def prepare(
     if resume_dir and meta is None and config.resume != "auto":
         raise ConfigError(f"resume: {str(resume_dir)!r} has no checkpoint that can be read")
     return experiment
+
+
+def _shared(node: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """{path: value} of the settings that all processes of a run must have in common: those of its program and of its rhythm."""
+    out: dict[str, Any] = {}
+    for key, value in node.items():
+        where = f"{path}.{key}" if path else key
+        if where in _OWN:
+            continue
+        out |= _shared(value, where) if isinstance(value, Mapping) else {where: value}
+    return out
+
+
+# Of one process, or of the lead alone; a path may be another one on another host.
+_OWN = (
+    "processes",
+    "launcher",
+    "sweeper",
+    "resume",
+    "output_root",
+    "compilation_cache",
+    "logger.wandb",
+    "debug.log_compiles",
+)
 
 
 def connect(config: Config, num_members: int = 1) -> None:
@@ -169,10 +198,7 @@ def remedy(error: BaseException) -> str:
         )
     if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
         # Which call hears of it first, and in what words, is chance: a collective, a barrier, a key of the coordinator.
-        return (
-            "most likely another process of this run died; start all of them again with resume=, which goes on from the "
-            f"last checkpoint ({text[:300]})"
-        )
+        return f"{distributed.DIED} ({text[:300]})"
     return text
 
 

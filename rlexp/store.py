@@ -94,7 +94,10 @@ def url_of(directory: Path) -> str | None:
     directory = Path(os.path.abspath(directory))
     for parent in (directory, *directory.parents):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            url = json.loads((parent / MARKER).read_text())["url"]
+            try:
+                url = str(json.loads((parent / MARKER).read_text())["url"])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ConfigError(f"{parent / MARKER}: this does not say where in a store the run is") from error
             return url if parent == directory else f"{url}/{directory.relative_to(parent).as_posix()}"
     return None
 

@@ -124,7 +124,7 @@ def _keys(cls: type, node: Mapping[str, Any], prefix: str, path: str) -> Iterato
             continue
         if isinstance(value, Mapping) and "module" in value:  # a part in a part, such as algo.source
             yield from _keys(load_module(value["module"], key).Config, value, f"{key}.", f"{path}.{field.name}")
-        elif dataclasses.is_dataclass(inner := plain[field.name]):
+        elif isinstance(inner := plain[field.name], type) and dataclasses.is_dataclass(inner):
             yield from _keys(inner, value if isinstance(value, Mapping) else {}, f"{key}.", f"{path}.{field.name}")
         else:
             default = field.default if value is ... and field.default is not dataclasses.MISSING else value

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from rlexp import store
-from rlexp.config import Count, Flag, Host, schema
+from rlexp.config import Flag, Host, Steps, schema
 from rlexp.loggers import curve, jsonl, mirror, progress, tensorboard, wandb
 from rlexp.loggers.base import Logger, Row, RunInfo, fan_out, never_fatal
 from rlexp.loggers.progress import Progress
@@ -28,7 +28,7 @@ class Config:
     """What is logged, and where to."""
 
     module: Host[str]
-    every_env_steps: Host[Count | None]
+    every_env_steps: Host[Steps | None]
     """Environment steps between metric lines; null: no more lines than evaluations and checkpoints make."""
     progress: Host[Annotated[progress.Kind, BeforeValidator(_off)]]
     """bar, plain (one line an evaluation, on stdout) or off; auto is a bar on a terminal and plain elsewhere."""

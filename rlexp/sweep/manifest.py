@@ -192,6 +192,11 @@ class Manifest:
         if file := _owned.pop(self.path, None):
             file.close()
 
+    def has_begun(self) -> bool:
+        """Whether a job has been started, or given to machines that may start it."""
+        machines = self.recall_all("slurm ") | self.recall_all("tpu slice ")
+        return bool(machines) or any(job.attempt or job.status != "pending" for job in self.jobs())
+
     def owner(self) -> dict[str, Any] | None:
         """{host, pid} of the process that runs the sweep; None where none does."""
         with open(self.path.with_suffix(".lock"), "a+") as file:

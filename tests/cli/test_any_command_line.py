@@ -1,0 +1,170 @@
+"""Whatever stands on a command line and lies around it: it ends with 0, or with 2, one line on stderr, and nothing on the disk.
+
+RLEXP_COMMAND_LINES=5000 tries as many.
+"""
+
+import os
+
+import jax
+import pytest
+from command_lines import SOUND, Line, lines, run, wrong_with
+from hypothesis import HealthCheck, given, settings
+
+from launchers import hydra_jobs
+from rlexp import compose, session
+from rlexp.sweep import packs
+
+TWO = ("hardware.emulate=true", "hardware.mesh.data=2")
+RUN = {f"a/{name}": content for name, content in SOUND.items()}
+# The samples: (arguments, words of the line). What else must hold of each is in `wrong_with`.
+SAMPLES: list[tuple[Line, list[str]]] = [
+    (Line(["-m", "seed=range(4,0)"]), ["seed=range(4,0)", "nothing to run"]),
+    (Line(["-m", "run=eval"]), ["resume", "run=eval"]),
+    (Line(["-m", "run=train,eval"]), ["resume", "run=eval"]),
+    (Line(["-m", "hydra.sweep.dir=/dev/null/x"]), ["hydra.sweep.dir", "/dev/null/x"]),
+    (Line(["-m", "hydra.sweep.dir="]), ["hydra.sweep.dir", "''"]),
+    (Line(["-m", "hydra.sweeper.max_batch_size=-1"]), ["hydra.sweeper.max_batch_size", "-1"]),
+    (Line(["-m", "launcher=slurm"]), ["launcher"]),
+    (Line(["-m", "launcher=slurm", "hydra.sweep.dir=."]), ["launcher"]),
+    (Line(["-m", "launcher=tpu_vm"]), ["output_root"]),
+    (Line(["launcher=slurm", "hydra.run.dir=."]), ["launcher"]),
+    (Line(["launcher=tpu_vm"]), ["output_root"]),
+    (Line(["-m", "resume=x"]), ["resume", "'x'", "-m"]),
+    (Line(["~algo.module"]), ["algo", "module"]),
+    (Line(["algo.module=null"]), ["algo", "module"]),
+    (Line(["~algo"]), ["algo", "missing"]),
+    (Line(["env=null"]), ["string or a list"]),
+    (Line(["algo.module="]), ["algo.module", "''"]),
+    (Line(["resume=[1]"]), ["resume", "[1]", "string"]),
+    (Line(["resume=nowhere"]), ["resume", "nowhere"]),
+    (Line(["algo.num_envs=9223372036854775808"]), ["algo.num_envs", "9223372036854775808", "2147483648"]),
+    (Line(["total_env_steps=1e30"]), ["total_env_steps", "1000000000000000"]),
+    (Line(["total_env_steps=1e15"]), ["total_env_steps", "updates", "2147483647"]),
+    (Line(["eval.num_episodes=1e30"]), ["eval.num_episodes", "2147483648"]),
+    (Line(["eval.num_episodes=2e9"]), ["eval.num_episodes", "GB of memory that this machine has"]),
+    (Line(["network.hidden=[1e12]"]), ["network.hidden", "2147483648"]),
+    (Line(["network.hidden=[2e6,2e6]"]), ["network", "TB", "GB of memory that this machine has"]),
+    (Line(["algo.num_envs=1e9", "algo.num_steps=1"]), ["algo: environments", "GB of memory that this machine has"]),
+    (Line(["algo=dqn", "algo.source.capacity=2e9"]), ["replay memory", "GB of memory that this machine has"]),
+    (Line(["algo.num_envs=1e6", "algo.num_steps=1e6"]), ["algo", "1000000000000"]),
+    (Line(["processes.timeout_s=1e9"]), ["processes.timeout_s", "10000000"]),
+    (Line(["algo.hp.lr=1e39"]), ["algo.hp.lr", "1e+39", "float32"]),
+    (Line(["algo.hp.lr=1e-50"]), ["algo.hp.lr", "1e-50", "float32"]),
+    (Line(["env.params.gravity=-1e39"]), ["env.params.gravity", "-1e+39", "float32"]),
+    (Line(["algo.hp.lr=inf"]), ["algo.hp.lr", "inf", "finite"]),
+    (Line(["total_env_steps=1Q"]), ["total_env_steps", "'1Q'", "integer"]),
+    (Line(["algo.num_steps=1.5k", "algo.num_minibatches=7"]), ["algo.num_minibatches", "1500"]),
+    (Line(["algo.lr=1"]), ["algo.lr", 'did you mean "algo.hp.lr"?']),
+    (Line(["lr=1"]), ["lr", 'did you mean "algo.hp.lr"?']),
+    (Line(["gravity=1"]), ['did you mean "env.params.gravity"?']),
+    (Line(["num_envs=8"]), ['did you mean "algo.num_envs" or "hardware.num_envs"?']),
+    (Line(["+network.hp.lr=3"]), ["network.hp", '"algo.hp"']),
+    (Line(["--config-name", "nope"]), ["--config-name", "experiment=NAME"]),
+    (Line(["--config-path", "/nothing"]), ["--config-path", "--config-dir"]),
+    (Line(["--experimental-rerun", "x"]), ["--experimental-rerun", "resume"]),
+    (Line(["-m", "--cfg", "job"]), ["--multirun and --cfg"]),
+    (Line(["--resolve"]), ["--resolve", "--cfg"]),
+    (Line(["--cfg", "job", "-p", "nope"]), ["--package", "nope"]),
+    (Line(["--cfg", "x"]), ["--cfg", "choice"]),
+    (Line(["--nope"]), ["--nope", "--help"]),
+    (Line(["--info", "all", "algo=x"]), ["algo=x"]),
+    (Line(["output_root="]), ["output_root", "''"]),
+    (Line(["hydra.run.dir="]), ["hydra.run.dir", "''"]),
+    (Line(["hydra.mode=MULTIRUN"]), ["hydra.mode", "-m"]),
+    (Line(["hydra.run.dir=/dev/null/x"]), ["/dev/null/x"]),
+    (Line(["hydra.callbacks={x:{_target_:no.such}}"]), ["no.such"]),
+    (Line(["seed=\udcff"]), ["UTF-8"]),
+    (Line(["processes.index=5"]), ["processes.index", "processes.coordinator"]),
+    (Line(["processes.number=2"]), ["processes.number", "2 processes"]),
+    (
+        Line([*TWO, "processes.coordinator=host", "processes.number=2", "processes.index=0"]),
+        ["processes.coordinator", "'host'", "host:port"],
+    ),
+    (
+        Line([*TWO, "processes.coordinator=host:", "processes.number=2", "processes.index=0"]),
+        ["processes.coordinator", "host:port"],
+    ),
+    (Line([*TWO, "processes.coordinator=h:1", "processes.number=2", "processes.index=2"]), ["processes.index", "2"]),
+    (Line(["experiment=mine", "--config-dir", "own"], {"own/experiment/mine.yaml": b"a: [1"}), ["mine.yaml", "line 1"]),
+    (
+        Line(["experiment=mine", "--config-dir", "own"], {"own/experiment/mine.yaml": b"\ta: 1"}),
+        ["mine.yaml", "line 1"],
+    ),
+    (Line(["experiment=mine", "--config-dir", "own"], {"own/experiment/mine.yaml": b"\x00\xff"}), ["mine.yaml"]),
+    (
+        Line(["experiment=mine", "--config-dir", "own"], {"own/experiment/mine.yaml": b"a: 1\na: 2"}),
+        ["mine.yaml", "duplicate key a"],
+    ),
+    (
+        Line(["experiment=mine", "--config-dir", "own"], {"own/experiment/mine.yaml": b"a: &a\n  b: *a"}),
+        ["mine.yaml", "recursi"],
+    ),
+    (Line(["experiment=mine", "--config-dir", "own"], {"own/experiment/mine.yaml": b"- 1"}), ["experiment"]),
+    (Line(["experiment=mine", "--config-dir", "own"], {"own/experiment/mine.yaml/x": b""}), ["mine"]),
+    (Line(["resume=a"], RUN | {"a/overrides.yaml": b"a: ["}), ["a/overrides.yaml", "cannot be read"]),
+    (Line(["resume=a"], RUN | {"a/overrides.yaml": b"a: 1"}), ["a/overrides.yaml", "no list"]),
+    (Line(["resume=a"], RUN | {"a/overrides.yaml": b"\xff"}), ["a/overrides.yaml", "cannot be read"]),
+    (Line(["resume=a"], RUN | {"a/environment.json": b"{"}), ["a/environment.json", "not the record"]),
+    (
+        Line(["resume=auto", "hydra.run.dir=a"], RUN | {"a/config.yaml": b"&a [*a]"}),
+        ["a/config.yaml", "cannot be read"],
+    ),
+    (Line(["resume=auto", "hydra.run.dir=a"], RUN | {"a/config.yaml": b"3"}), ["a/config.yaml", "cannot be read"]),
+    (Line(["resume=a"], RUN | {"a/checkpoints": b""}), ["a/checkpoints"]),
+    (Line(["resume=a"], RUN | {"a/.store.json": b"3"}), ["a/.store.json"]),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cut_off():
+    """What is accepted ends before it is compiled; no process is waited for, and no program of the machine is found."""
+
+    def train(pack, sweep_dir, record, **_):
+        del sweep_dir
+        record.settle({job.number: {"status": "finished", "objective": 1.0} for job in pack})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "_run", lambda *_: 1.0)
+        patch.setattr(packs, "train", train)
+        patch.setattr(jax.distributed, "initialize", lambda **_: None)
+        for module in (compose, hydra_jobs):  # pytest has handlers of its own
+            patch.setattr(module, "configure_log", lambda *_: None)
+        patch.setattr("hydra.core.utils.configure_log", lambda *_: None)
+        patch.setenv("PATH", "/nothing")
+        yield
+
+
+@pytest.mark.parametrize(("line", "words"), SAMPLES, ids=[" ".join(x.arguments) for x, _ in SAMPLES])
+def test_a_sample(line, words, tmp_path):
+    ended = run(line, tmp_path)
+    assert wrong_with(ended) is None, ended
+    assert ended.code == 2 and [word for word in words if word not in ended.err] == [], ended
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (Line(["total_env_steps=100k"]), "total_env_steps: 100000"),
+        (Line(["total_env_steps=1M"]), "total_env_steps: 1000000"),
+        (Line([], environment={"HOME": None, "XDG_CACHE_HOME": ""}), "/rlexp"),
+        (Line(["algo=ppo", "algo=dqn"]), "rlexp.algos.dqn"),
+    ],
+    ids=["100k", "1M", "no HOME", "algo twice"],
+)
+def test_taken(line, wanted, tmp_path):
+    ended = run(line._replace(arguments=[*line.arguments, "hydra.run.dir=here"]), tmp_path)
+    assert ended.code == 0, ended
+    assert wanted in (tmp_path / "work/here/config.yaml").read_text()
+    if "algo=dqn" in line.arguments:
+        assert ended.err == "rlexp: algo is given twice, algo=ppo and algo=dqn: the last counts\n"
+
+
+@settings(
+    max_examples=int(os.environ.get("RLEXP_COMMAND_LINES", "30")),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
+@given(lines())
+def test_any(tmp_path, line):
+    ended = run(line, tmp_path)
+    assert wrong_with(ended) is None, ended
