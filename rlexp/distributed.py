@@ -7,18 +7,23 @@ A process that dies is noticed at once where the others wait for it in a collect
 `processes.timeout_s`. The others say so in one line and end with exit code 1.
 """
 
+import functools
 import ipaddress
 import itertools
 import json
 import os
+import platform
 import re
 import socket
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jax._src import cache_key
 from jax._src import distributed as _distributed
 from jax.experimental import multihost_utils
 
@@ -51,6 +56,7 @@ def start(config: ProcessesConfig, *, num_hosts: int) -> None:
     if jax.distributed.is_initialized():  # an earlier job of this process
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _share_cached_programs()
     address = None if config.coordinator == "auto" else config.coordinator
 
     def trouble(reason: str) -> str:
@@ -121,6 +127,35 @@ def _bind_address(address: str) -> str | None:
     except OSError:
         return None
     return address
+
+
+def _share_cached_programs() -> None:
+    """Has a program on the CPUs of several processes one key in the compilation cache.
+
+    In JAX's own key is a fingerprint of the devices, which on CPUs tells the processes apart; and only process 0 writes. So all
+    others would compile anew at each start. What the fingerprint is good for, the machine, is put in its place.
+    """
+    original = cache_key._hash_accelerator_config
+
+    def hashed(hash_obj: Any, devices: Any) -> None:
+        processes = [device.process_index for device in devices.flat]
+        if devices.flat[0].platform != "cpu" or len(set(processes)) == 1:
+            original(hash_obj, devices)
+        else:
+            hash_obj.update(f"{processes} {_machine()}".encode())
+
+    cache_key._hash_accelerator_config = hashed
+
+
+@functools.cache
+def _machine() -> str:
+    """What its cores can do: a program for others may not run here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    able = {line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))}
+    return " ".join([platform.machine(), *sorted(able)])
 
 
 def is_lead() -> bool:

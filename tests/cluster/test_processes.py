@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -188,6 +189,51 @@ def test_slurms_variables_are_enough(start, tmp_path):
     assert processes.wait() == [0, 0], processes.said(0)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
     assert without_gloo(processes.said(1)) == []
+
+
+CACHED = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rlexp import distributed
+from rlexp.config import ProcessesConfig
+
+coordinator, index, cache = sys.argv[1:]
+jax.config.update("jax_compilation_cache_dir", cache)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+distributed.start(ProcessesConfig(coordinator=coordinator, number=2, index=int(index), timeout_s=100), num_hosts=1)
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None)
+spread = NamedSharding(Mesh(np.array(jax.devices()), "data"), PartitionSpec("data"))
+x = jax.jit(lambda: jnp.sin(jnp.arange(8.0)), out_shardings=spread)()
+total = jax.jit(lambda x: (x * x).sum(), out_shardings=NamedSharding(spread.mesh, PartitionSpec()))(x)
+print("hits", len(hits), float(total.addressable_data(0)))
+"""
+
+
+@pytest.mark.slow
+def test_each_process_finds_in_the_compilation_cache_what_process_0_wrote(tmp_path):
+    (tmp_path / "cached.py").write_text(CACHED)
+
+    def run() -> list[str]:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        running = [
+            subprocess.Popen(
+                [sys.executable, "cached.py", f"localhost:{port}", str(i), str(tmp_path / "cache")],
+                cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for i in (0, 1)
+        ]  # fmt: skip
+        said = [process.communicate(timeout=200)[0] for process in running]
+        assert [process.returncode for process in running] == [0, 0], said
+        return [re.findall("hits .*", text)[0] for text in said]
+
+    first, second = run(), run()
+    numbers = [said.split()[2] for said in first]
+    assert second == [f"hits 2 {numbers[0]}", f"hits 2 {numbers[1]}"] and numbers[0] == numbers[1]
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -174,7 +174,7 @@ def test_what_never_starts_and_what_fails_at_once(sweeps, cluster):
     told = r"Slurm job \d+: PENDING, PartitionTimeLimit, since .*; as it is it will not start: launcher.time is"
     sweeps.wait(lambda: re.search(told, sweeps.said()), "it to wait for ever")
     cluster("scancel", "--partition=short", "--user=root")
-    assert parent.wait(100) == 0, sweeps.said()
+    assert parent.wait(200) == 0, sweeps.said()
     assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("stopped", 0)] * 2
     said = sweeps.run(
         "-m", "hydra.sweep.dir=broken", *SMALL, "seed=1,2", "launcher=slurm", "launcher.retries=1",
@@ -230,7 +230,7 @@ def test_the_time_is_over_and_wandb_runs_go_on(sweeps, cluster):
         sweeps.wait(lambda reached=reached: sweeps.soon() or max(sweeps.newest()) > reached, "it to go on")
     assert "DUE TO TIME LIMIT" in sweeps.said()
     cluster("scancel", job)
-    assert parent.wait(100) == 0, sweeps.said()
+    assert parent.wait(200) == 0, sweeps.said()
     assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("stopped", 3)] * 2
     for entry in sweeps.jobs():
         run_dir = sweeps.directory / f"sweep/{entry.dir}"
@@ -306,7 +306,7 @@ def test_scancel_saves_and_ends_and_the_same_line_goes_on(sweeps, cluster, undis
     parent = sweeps.start(*line)
     sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
     cluster("scancel", *sweeps.in_slurm())
-    assert parent.wait(100) == 0, sweeps.said()
+    assert parent.wait(200) == 0, sweeps.said()
     assert [e.status for e in sweeps.jobs()] == ["stopped"] * 2
     assert sweeps.in_slurm("pending,running") == {}
     sweeps.run(*line)
