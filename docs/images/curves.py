@@ -31,11 +31,15 @@ def draw(algorithm: str, selected: str, total: int, folder: Path) -> None:
     steps = [row["env_steps"] for row in lines[0]]
     returns = np.array([[row["eval/return_mean"] for row in line] for line in lines])
 
-    plt.rcParams |= {"svg.hashsalt": "rlexp", "font.size": 9}  # the same file each time
+    plt.rcParams |= {
+        "svg.hashsalt": "rlexp",
+        "svg.fonttype": "none",
+        "font.size": 9,
+    }  # the same file each time, and small
     figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
     axes.plot(steps, returns.T, color="tab:blue", linewidth=0.6, alpha=0.5)
     axes.plot(steps, returns.mean(axis=0), color="tab:blue", linewidth=2)
-    axes.set(title=f"{selected}, CartPole-v1, {len(SEEDS)} seeds and their mean", xlabel="environment steps")
+    axes.set(title=f"{algorithm}, CartPole-v1, {len(SEEDS)} seeds and their mean", xlabel="environment steps")
     axes.set(ylabel="evaluation return", ylim=(0, 520), xlim=(0, total))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k")
     axes.spines[["top", "right"]].set_visible(False)
