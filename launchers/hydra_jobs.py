@@ -87,7 +87,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     for job in jobs:
         if job.number not in done:
             done[job.number] = run(job, _as_it_ended(entries[job.number]))
-    if all(entry.status == "finished" for entry in entries.values()):
+    if all(entry.status in ("finished", "pruned") for entry in entries.values()):
         from rlexp.sweep.packs import remove_all
 
         remove_all(sweep_dir)  # what packs kept that jobs are no longer in, as after another max_pack

@@ -5,6 +5,7 @@ minor one), and the changelog says so; a test holds them against `tests/docs/api
 """
 
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.between import Between, Leave
 from rlexp.config import (
     ConfigError,
     Count,
@@ -35,6 +36,7 @@ from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, TimeStep, Tr
 __all__ = [
     "Algorithm",
     "Batch",
+    "Between",
     "Categorical",
     "ConfigError",
     "Continuous",
@@ -50,6 +52,7 @@ __all__ = [
     "Fraction",
     "Head",
     "Host",
+    "Leave",
     "Logger",
     "LoggerConfig",
     "Mean",

@@ -152,6 +152,14 @@ class EvalConfig:
 
 
 @schema
+class StopAtConfig:
+    """When a run has what it was to have, before total_env_steps."""
+
+    return_: Annotated[Host[Number | None], Field(alias="return")] = None
+    """The eval/return_mean at which a run ends, finished; null: it goes on to total_env_steps."""
+
+
+@schema
 class DebugConfig:
     """Switches for finding faults; all slow the run down."""
 
@@ -202,6 +210,10 @@ class Config:
     precision: Part
     """Number formats: precision=f32, bf16."""
     eval: EvalConfig
+    stop_at: StopAtConfig = StopAtConfig()
+    """Ends a run early: stop_at.return=475."""
+    between: Part | None = None
+    """What acts between two chunks, once an evaluation: a node with `module:`, as one of your own."""
     logger: Host[Part]
     checkpoint: Host[Part]
     launcher: Host[Part]
@@ -325,7 +337,12 @@ def _keys(error: Any) -> list[str]:
 def _siblings(cls: Any, keys: list[str]) -> list[str]:
     for key in keys:
         cls = get_type_hints(cls)[key]
-    return [f.name for f in dataclasses.fields(cls)]
+    return [key_of(field) for field in dataclasses.fields(cls)]
+
+
+def key_of(field: dataclasses.Field) -> str:
+    """The key of a field: `return` is no name in Python, so that its field is return_, with an alias."""
+    return field.name.rstrip("_")
 
 
 def _paths(node: Any, path: str) -> list[str]:

@@ -50,12 +50,24 @@ class Traced(NamedTuple):
 
 
 # Streams of a seed: a new one never reshuffles the others.
-_TRAIN, _EVALUATE = 0, 1
+_TRAIN, _EVALUATE, _BETWEEN = 0, 1, 2
 
 
 def evaluation_key(seed: Any, update: Any) -> Key:
     """The evaluation after so many updates plays the same episodes in training, after a resume, and under run=eval."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _EVALUATE), update)
+
+
+def changed_by(change: Callable, traced: Traced, seed: int) -> Callable[[Run, int, np.ndarray], Run]:
+    """(run, update, returns [members]) -> run, by a Between's `change`, compiled at its first use. The run is donated."""
+
+    def changed(run: Run, update: jax.Array, returns: jax.Array) -> Run:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _BETWEEN), update)
+        return change(key, run, returns)
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
+    jitted = jax.jit(changed, donate_argnums=0, out_shardings=shardings)
+    return lambda run, update, returns: jitted(run, np.int32(update), np.asarray(returns, np.float32))
 
 
 def collect_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[PyTree, Batch, Metrics]:

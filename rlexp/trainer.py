@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlexp import distributed, hardware, program, rundir, store
+from rlexp import between, distributed, hardware, program, rundir, store
 from rlexp.config import ConfigError
 from rlexp.evaluate import Episodes, episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
@@ -41,6 +41,14 @@ class Resume(NamedTuple):
 
     dir: Path
     what: str  # all: go on where it was; learner or params: start anew with what it learnt
+
+
+class Ended(NamedTuple):
+    """How a member left before total_env_steps, which is no failure."""
+
+    status: str  # finished or pruned
+    why: str
+    env_steps: int
 
 
 class Diverged(RuntimeError):
@@ -74,7 +82,8 @@ def train_pack(
 ) -> list[dict[str, Any]]:
     """Trains the members as one program; gives each one's summary, which is written to its directory too.
 
-    A member that diverges, or whose lines cannot be written, fails alone: the others go on.
+    A member that diverges, or whose lines cannot be written, fails alone: the others go on. So they do where something that
+    acts between chunks (`rlexp.between`) lets a member leave, which then is finished or pruned.
 
     Args:
       directory: of the pack's checkpoints while it trains. At the end each member gets its part, and they are removed. None
@@ -137,9 +146,16 @@ def train_pack(
     # Member -> why it is trained no more. Its part of the program runs on; nobody looks at it.
     earlier = restored.meta["failed"] if restored and len(members) > 1 else {}
     failed = {int(i): why for i, why in earlier.items()} | lost
+    restored_ended = {int(i): Ended(*how) for i, how in restored.meta.get("ended", {}).items()} if restored else {}
+    ended = restored_ended if len(members) > 1 else {}  # in the same way, but no failure
+    hooks = between.of(config, lead.modules)
     places = {i: place for place, i in enumerate(here)}  # in the display
     for i in failed.keys() & here:
         progress.fail(places[i])
+
+    def going() -> list[int]:
+        return [i for i in range(len(members)) if i not in failed and i not in ended]
+
     saver = None
     try:
         # 2. Compile, once.
@@ -192,9 +208,9 @@ def train_pack(
                 {"env_steps": env_steps, "wall_s": wall_s} | {k: _finite_or_none(v[i]) for k, v in values.items()}
                 for i in range(len(members))
             ]
-            going = [i for i in range(len(members)) if i not in failed]
+            still = going()
             troubles: dict[int, Exception] = {}
-            for i in going:
+            for i in still:
                 try:
                     loggers[i].log(rows[i])
                 except OSError as error:
@@ -204,7 +220,7 @@ def train_pack(
             for name, value in values.items():
                 for i in np.flatnonzero(np.isinf(value)):
                     troubles.setdefault(int(i), Diverged(f"{name} is not finite at {env_steps:,} environment steps"))
-            for i in going:
+            for i in still:
                 if i in troubles:
                     fail(i, troubles[i])
                 elif chunk.episodes is not None:
@@ -220,12 +236,13 @@ def train_pack(
                 "num_shards": lead.num_shards,
                 "members": fingerprints,
                 "failed": failed,
+                "ended": ended,
                 "pack_devices": jax.tree.leaves(run)[0].sharding.num_devices,
             }
 
         def save() -> None:
             nonlocal saved, saved_update
-            for i in [i for i in range(len(members)) if i not in failed]:
+            for i in going():
                 try:
                     loggers[i].sync()  # no checkpoint without the lines before it
                 except OSError as error:
@@ -234,7 +251,43 @@ def train_pack(
             saver.save(update, run, meta_now(), float(np.mean(known)) if known else None)
             saved, saved_update = time.perf_counter(), update
 
-        for i in [i for i, member in here.items() if member.dir != directory and i not in failed]:
+        def save_part(i: int, whole: Run) -> None:
+            """Saves one member's part of the pack as its own checkpoint."""
+            part = jax.tree.map(lambda x: x[i : i + 1], whole)
+            how = {0: ended[i]} if i in ended else {}
+            meta = meta_now() | {
+                "objectives": [objectives[i]],
+                "members": [fingerprints[i]],
+                "failed": {},
+                "ended": how,
+            }
+            try:
+                loggers[i].sync()
+                checkpoint.put(config.checkpoint, store.checkpoints(members[i].dir), update, part, meta, objectives[i])
+            except OSError as error:
+                fail(i, error)
+
+        def leave(how: Mapping[int, between.Leave]) -> None:
+            """Takes members out as they are now."""
+            whole = _on_host(run) if how and len(members) > 1 else run
+            for i in sorted(how.keys() & set(going())):
+                ended[i] = Ended(how[i].status, how[i].why, lead.env_steps(update))
+                progress.note(f"{members[i].dir}: {how[i].status} at {ended[i].env_steps:,} steps: {how[i].why}")
+                if len(members) > 1:
+                    save_part(i, whole)
+
+        def act() -> None:
+            """What is to be done between two chunks, when the returns of the first are known."""
+            nonlocal run
+            for hook, change in zip(hooks, changes, strict=True):
+                returns = np.full(len(members), np.nan)
+                returns[going()] = [objectives[i] for i in going()]
+                leave(hook.leave(returns))
+                if change is not None and going():
+                    run = change(run, update, returns)
+
+        changes = [hook.change and program.changed_by(hook.change, traced, config.seed) for hook in hooks]
+        for i in [i for i in going() if members[i].dir != directory]:
             try:
                 folder = store.checkpoints(members[i].dir)
                 checkpoint.point_to_pack(config.checkpoint, folder, store.checkpoints(directory), i)
@@ -242,8 +295,11 @@ def train_pack(
                 fail(i, error)
 
         # 3. Train.
+        if restored_ended and len(members) == 1:  # it is still so, unless it is asked for more now
+            for hook in hooks:
+                leave(hook.leave(np.array([objectives[0]], np.float64)))
         (stopping,) = distributed.any_of(stop.reason is not None)
-        while update < lead.total_updates and not stopping:
+        while update < lead.total_updates and not stopping and going():
             boundary = chunk_end(lead, update)
             run, metrics = compiled.chunk(run, boundary - update)
             episodes = compiled.evaluate(run, boundary) if _evaluation_due(lead, boundary) else None
@@ -252,10 +308,15 @@ def train_pack(
             if pending:
                 report(pending)  # while the device works on this chunk
             pending = chunk
+            if hooks and episodes is not None and update < lead.total_updates:
+                report(pending)
+                pending = None
+                act()
             due = _checkpoint_due(config.checkpoint, update, time.perf_counter() - saved)
             stopping, due = distributed.any_of(stop.reason is not None, due, after=metrics)
             if due:
-                report(pending)  # first see that it is sound
+                if pending:
+                    report(pending)  # first see that it is sound
                 pending = None
                 save()
         if pending:
@@ -268,22 +329,15 @@ def train_pack(
         elapsed = time.perf_counter() - began
         if update >= lead.total_updates and directory != members[0].dir and config.checkpoint.enabled:
             whole = _on_host(run)  # once: each slice of what is spread over devices would be a program of its own
-            for i in (i for i in range(len(members)) if i not in failed):
-                try:
-                    part = jax.tree.map(lambda x, i=i: x[i : i + 1], whole)
-                    meta = meta_now() | {"objectives": [objectives[i]], "members": [fingerprints[i]], "failed": {}}
-                    checkpoint.put(
-                        config.checkpoint, store.checkpoints(members[i].dir), update, part, meta, objectives[i]
-                    )
-                except OSError as error:
-                    fail(i, error)
+            for i in going():
+                save_part(i, whole)
         for i, logger in loggers.items():
             logger.checkpoint(store.checkpoints(members[i].dir), lead.env_steps(update))
         if update > first_update:
             summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
         elif update >= lead.total_updates:
             progress.note("nothing was left to do: a larger total_env_steps goes on")
-        summary["status"] = "finished" if update >= lead.total_updates else "stopped"
+        summary["status"] = "finished" if update >= lead.total_updates or not going() else "stopped"
         if summary["status"] == "stopped":
             again = f"; go on with: python -m rlexp resume={directory}" if directory == members[0].dir else ""
             progress.note(f"stopped by {stop.reason or 'another process'} and saved{again}")
@@ -292,6 +346,8 @@ def train_pack(
         raise
     finally:
         summaries = [{"status": summary["status"], "objective": objective, **summary} for objective in objectives]
+        for i, one in ended.items():
+            summaries[i] |= {"status": one.status, "env_steps": one.env_steps, "ended": one.why}
         for i, why in failed.items():
             summaries[i] |= {"status": "failed", "error": why}
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first

@@ -18,7 +18,7 @@ from pydantic import GetPydanticSchema, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from rlexp.compose import CONF_DIR
-from rlexp.config import Config, load_module
+from rlexp.config import Config, key_of, load_module
 
 _HEAD = """\
 # All keys
@@ -93,7 +93,7 @@ def parts() -> Iterator[Part]:
         if isinstance(d, dict)
         for k, v in d.items()
     }
-    for group in (name for name in chosen if name in vars(Config)["__dataclass_fields__"]):
+    for group in (name for name, first in chosen.items() if first and name in vars(Config)["__dataclass_fields__"]):
         folder, first = CONF_DIR / group, chosen[group]
         options = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
         options.sort(key=lambda option, first=first: option != first)
@@ -119,7 +119,8 @@ def _keys(cls: type, node: Mapping[str, Any], prefix: str, path: str) -> Iterato
     described = TypeAdapter(cls).json_schema()["properties"]
     hints, plain = get_type_hints(cls, include_extras=True), get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        key, value = f"{prefix}{field.name}", node.get(field.name, ...)
+        name = key_of(field)
+        key, value = f"{prefix}{name}", node.get(name, ...)
         if field.name == "module":
             continue
         if isinstance(value, Mapping) and "module" in value:  # a part in a part, such as algo.source
@@ -133,8 +134,8 @@ def _keys(cls: type, node: Mapping[str, Any], prefix: str, path: str) -> Iterato
                 _type(hints[field.name]),
                 _values(hints[field.name]),
                 default,
-                " ".join(str(described[field.name].get("description", "")).split()),
-                _kind(f"{path}.{field.name}", hints[field.name]),
+                " ".join(str(described[name].get("description", "")).split()),
+                _kind(f"{path}.{name}", hints[field.name]),
             )
 
 

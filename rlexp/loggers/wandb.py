@@ -235,7 +235,7 @@ def _summarise(run: Any, summary: dict[str, Any]) -> None:
 
 def _finish(run: Any, warn: Say) -> None:
     try:
-        run.finish(exit_code=0 if run.summary.get("status") in ("finished", "stopped") else 1)
+        run.finish(exit_code=0 if run.summary.get("status") in ("finished", "stopped", "pruned") else 1)
     except Exception as error:
         warn(f"W&B: {_public(error)}; upload later with: wandb sync {run.settings.sync_dir}")
 

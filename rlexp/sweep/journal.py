@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-OVER = ("finished", "failed")  # of a job's status: it is not trained again
+OVER = ("finished", "failed", "pruned")  # of a job's status: it is not trained again
 Outcomes = Mapping[int, Mapping[str, object]]  # job -> columns of the manifest
 
 

@@ -17,6 +17,7 @@ class Left(NamedTuple):
     env_steps: int
     objective: float | None
     is_over: bool  # it has all that its job was to have
+    status: str = "finished"  # of one that is over
 
     @property
     def words(self) -> str:
@@ -44,16 +45,18 @@ def _leavers(pack: Sequence[Job], built: Sequence[Experiment], folder: Path) -> 
         if own is None:
             continue
         is_over = _is_over(job, experiment, own)
+        is_pruned = any(status == "pruned" for status, *_ in own.get("ended", {}).values())
         if len(pack) == 1:
             has_left = is_over and own["update"] > experiment.total_updates
         elif of_all is None or own["update"] > of_all["update"]:
             has_left = True
         else:  # earlier, so that the pack has gone on without it; or else it failed in the pack
-            behind = own["update"] < of_all["update"] and str(i) not in of_all["failed"]
+            behind = own["update"] < of_all["update"] and str(i) not in of_all["failed"] | of_all.get("ended", {})
             has_left = behind and not checkpoint.points_to_pack(directory)
         if has_left:
             checkpoint.leave_pack(directory)
-            found[i] = Left(own["env_steps"], own["objectives"][0], is_over)
+            status = "pruned" if is_pruned else "finished"
+            found[i] = Left(own["env_steps"], own["objectives"][0], is_over or is_pruned, status)
     return found
 
 

@@ -99,7 +99,7 @@ def _each_alone(
     for i, one in left.items():
         if one.is_over:
             print(f"job {pack[i].number} ({pack[i].dir}): {one.words}", flush=True)
-            outcome = {"status": "finished", "objective": one.objective, "error": None}
+            outcome = {"status": one.status, "objective": one.objective, "error": None}
         elif stop.reason is not None:
             outcome = {"status": "stopped"}
         else:

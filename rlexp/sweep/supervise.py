@@ -132,5 +132,8 @@ def caught_up(over: Collection[int], sweep_dir: Path, manifest: Manifest) -> set
 
 def show(entry: Entry) -> None:
     """One line of a job whose state has changed."""
-    what = {"failed": f": {entry.error}", "finished": "" if entry.objective is None else f": {entry.objective:.4g}"}
+    what: dict[str, str] = dict.fromkeys(
+        ["finished", "pruned"], "" if entry.objective is None else f": {entry.objective:.4g}"
+    )
+    what["failed"] = f": {entry.error}"
     print(f"job {entry.number} ({' '.join(entry.overrides)}): {entry.status}{what.get(entry.status, '')}", flush=True)

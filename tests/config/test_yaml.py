@@ -15,7 +15,7 @@ from rlexp import compose
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sameness import pack_key, resume_fingerprint
 
-ADDED_LATER = ("shared_trunk",)  # runs and YAML files from before have no such key
+ADDED_LATER = ("shared_trunk", "stop_at", "return_", "between")  # runs and YAML files from before have no such key
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
