@@ -79,7 +79,7 @@ def _sweep(
             f"hydra.sweeper.max_batch_size: {size!r} is not allowed; expected null, or a number of jobs from 1 on"
         )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        rundir.make_private(directory)
     except OSError as error:
         raise ConfigError(f"hydra.sweep.dir: cannot make {str(directory)!r}: {error.strerror}") from error
     OmegaConf.save(plugin.config, directory / _LINE)

@@ -212,6 +212,7 @@ class _Cluster:
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+        rundir.make_private(self._sweep_dir / "slurm")  # submitit's pickles
         executor = submitit.SlurmExecutor(
             self._sweep_dir / "slurm", max_num_timeout=_REQUEUES, python=_python(self._config)
         )

@@ -43,8 +43,15 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
     Raises:
       ConfigError: one line.
     """
-    resume_dir, overrides = _resumed(overrides)
+    given, (resume_dir, overrides) = overrides, _resumed(overrides)
     composed = compose.composed(overrides)
+    if resume_dir and (code := compose.code(composed.config)):
+        known = compose.code(compose.composed(given).config).values()
+        for path, name in code.items():
+            if name not in known:  # told before it is imported
+                endings.say(
+                    f"rlexp: {path}: imports {name!r}, which {resume_dir / 'overrides.yaml'} names and this command does not"
+                )
     config, modules = parse(composed.node, Config)
     node, directory = as_read(composed.node, config), composed.run_dir
     run_dir = Path(directory).absolute()

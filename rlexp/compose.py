@@ -207,6 +207,23 @@ def one_line() -> Iterator[None]:
         raise ConfigError(text if file is None or file in text else f"{file}: {text}") from error
 
 
+def code(config: DictConfig) -> dict[str, str]:
+    """{path: name} of the modules and classes that a composed configuration has imported, but for ours and Hydra's own."""
+    return dict(_code(OmegaConf.to_container(config, resolve=False), ""))
+
+
+def _code(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        where = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict | list):
+            yield from _code(value, where)
+        elif key in ("module", "_target_") and str(value).split(".")[0] not in _OURS:
+            yield where, str(value)
+
+
+_OURS = ("rlexp", "launchers", "hydra", "hydra_plugins", "None")
+
+
 def without_hydra(config: DictConfig) -> dict[str, Any]:
     """The application's part of a composed configuration, resolved, as plain data. Raises ConfigError."""
     with one_line():

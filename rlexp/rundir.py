@@ -128,7 +128,7 @@ def create(run_dir: Path) -> list[Path]:
     check_name(run_dir)
     fresh = missing(run_dir)
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_private(run_dir)
         probe = run_dir / f".write-{new_id()}"
         probe.write_text("x")
         probe.unlink()
@@ -142,6 +142,13 @@ def check_name(run_dir: Path, key: str = "hydra.run.dir") -> None:
     """Raises ConfigError where a run could not be saved in a directory of this name."""
     if why := store.unusable(run_dir):
         raise ConfigError(f"{key}: {ascii(str(run_dir))[:300]} cannot hold a run: {why}")
+
+
+def make_private(directory: Path) -> None:
+    """Makes a directory that nobody else may enter: what is in it names code, which those run who go on with it."""
+    if not directory.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
 
 
 def missing(run_dir: Path) -> list[Path]:

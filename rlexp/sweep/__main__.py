@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import argparse
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -78,7 +79,10 @@ def _go_on(manifest: Manifest, directory: Path) -> None:
     where = "hydra.sweep.dir" if many else "hydra.run.dir"  # else one job that was submitted
     again = [x for x in command if override_key(x) not in (where, "resume", "launcher.detach")]
     again += [quoted(where, str(directory)), *([] if many else ["resume=auto"])]
-    os.chdir(cwd)
+    # All of this stands in the sweep's directory, and not in the command that was typed: who made that directory says what runs.
+    endings.say(f"rlexp.sweep: goes on in {cwd!r} with: python -m rlexp {shlex.join(again)}")
+    with endings.preparing():
+        os.chdir(cwd)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "rlexp", *again])
 
@@ -101,7 +105,10 @@ def _cancel(manifest: Manifest, directory: Path) -> int:
         until = time.monotonic() + _OWNER_S
         while manifest.owner() and time.monotonic() < until:
             time.sleep(0.2)
-    launcher = load_module(_known(manifest, "launcher"), "launcher")
+    name = _known(manifest, "launcher")
+    if not name.startswith("launchers."):
+        endings.say(f"rlexp.sweep: imports {name!r}, which {manifest.path} names")
+    launcher = load_module(name, "launcher")
     troubles = []
     for step in (lambda: launcher.cancel(manifest), lambda: worker.fold_all(directory, manifest)):
         try:

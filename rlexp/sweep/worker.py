@@ -77,7 +77,7 @@ def write(pack: Sequence[Job], sweep_dir: Path, manifest: Manifest) -> Task:
         }
         for job in pack
     ]
-    task.file.parent.mkdir(exist_ok=True)
+    rundir.make_private(task.file.parent)
     rundir.write_json(task.file, {"code": _code(pack), "jobs": jobs})
     return task
 
