@@ -6,6 +6,7 @@ WORKERS ?= 2
 ARGS ?=
 
 SHELL := /bin/bash
+# Another Python beside it: make test PYTHON=python3.13 VENV=.venv-3.13
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
@@ -72,7 +73,7 @@ pins:  ## Resolve constraints.txt anew; needs python3.11 and python3.12, or PINS
 	.ci/pins $(or $(PINS),python3.11 python3.12)
 
 clean:  ## Remove .venv, builds and caches; runs in outputs/ and multirun/ stay
-	rm -rf $(VENV) $(LIBTPU) $(HYDRA14) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
+	rm -rf $(VENV) .venv-* $(LIBTPU) $(HYDRA14) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Other extras than last time, named on the command line, are installed even if nothing else has changed.
