@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -36,6 +37,9 @@ PACKAGES = (
     "numpy",
     "wandb",
 )
+
+
+_LEAST_BYTES = 1 << 16  # no run needs less of the disk
 
 
 def new_id() -> str:
@@ -86,18 +90,35 @@ def find(resume: str, output_root: str | Path) -> Path:
             return _refreshed(path.resolve())
         raise ConfigError(f"resume: {resume!r} is a directory without a run in it (no environment.json)")
     if re.fullmatch(r"[0-9a-z]{8}", resume):
-        for found in sorted(Path(store.local_root(output_root)).glob("**/environment.json")):
-            if isinstance(known := read_json(found), dict) and known.get("run_id") == resume:
-                return _refreshed(found.parent.resolve())
+        root = Path(store.local_root(output_root))
+        found = [path.parent for path in root.glob("**/environment.json") if _has_id(path, resume)]
+        if here := _the_one(resume, sorted({str(directory.resolve()) for directory in found})):
+            return _refreshed(Path(here))
         if store.is_url(output_root):
             store.reach(output_root)
-            for url, text in sorted(store.read_all(output_root, "environment.json").items()):
-                if json.loads(text).get("run_id") == resume:
-                    return fetch(url)
+            texts = store.read_all(output_root, "environment.json")
+            if url := _the_one(
+                resume, sorted(u for u, text in texts.items() if json.loads(text).get("run_id") == resume)
+            ):
+                return fetch(url)
         raise ConfigError(f"resume: no run with the id {resume!r} under output_root {output_root!r}")
     raise ConfigError(
         f"resume: {resume!r} is neither a run directory nor a run's id; allowed: auto, a run directory, a W&B id"
     )
+
+
+def _has_id(path: Path, run_id: str) -> bool:
+    known = read_json(path)
+    return isinstance(known, dict) and known.get("run_id") == run_id
+
+
+def _the_one(run_id: str, places: Sequence[str]) -> str | None:
+    """Raises ConfigError where there are several: a run was copied, and its copy has the same id."""
+    if len(places) > 1:
+        raise ConfigError(
+            f"resume: {run_id!r} is the id of {len(places)} runs: {', '.join(places)}; give the directory"
+        )
+    return places[0] if places else None
 
 
 def fetch(url: str) -> Path:
@@ -130,8 +151,10 @@ def create(run_dir: Path) -> list[Path]:
     try:
         make_private(run_dir)
         probe = run_dir / f".write-{new_id()}"
-        probe.write_text("x")
-        probe.unlink()
+        try:
+            probe.write_bytes(bytes(_LEAST_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         remove(fresh)
         raise ConfigError(f"output_root: cannot write to {str(run_dir)!r}: {error.strerror}") from error
@@ -212,7 +235,10 @@ def describe(
     run_dir: Path, *, run_id: str, node: dict[str, Any], overrides: Sequence[str], devices: Sequence[Any]
 ) -> None:
     """Writes config.yaml, overrides.yaml and environment.json; a resumed run adds a line to the list of its starts."""
-    _write(run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(node)))
+    known: dict[str, Any] = read_json(run_dir / "environment.json") or {"starts": []}
+    text = OmegaConf.to_yaml(OmegaConf.create(node))
+    _keep_edited(run_dir / "config.yaml", known.get("config_sha256"), text)
+    _write(run_dir / "config.yaml", text)
     _write(run_dir / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -224,8 +250,30 @@ def describe(
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
         "git": _git(),
     }
-    known = read_json(run_dir / "environment.json") or {"starts": []}
-    write_json(run_dir / "environment.json", {"run_id": run_id, **start, "starts": [*known["starts"], start]})
+    described = {"run_id": run_id, **start, "config_sha256": _sha256(text), "starts": [*known["starts"], start]}
+    write_json(run_dir / "environment.json", described)
+
+
+def _keep_edited(path: Path, written: str | None, new: str) -> None:
+    """Renames a configuration that is not as a run wrote it, and says so: nothing reads it, but somebody wrote it."""
+    try:
+        found = path.read_text(errors="surrogateescape")
+    except OSError:
+        return
+    if written is None or _sha256(found) == written or found == new:
+        return
+    kept = path.with_name(f"{path.name}.edited-{time.strftime('%Y-%m-%dT%H-%M-%S')}-{new_id()}")
+    os.replace(path, kept)
+    print(
+        f"warning: {path} was edited by hand, which changes nothing of a run that goes on (its settings are those of overrides.yaml"
+        f" and of the command line); it is now {kept.name}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -235,8 +283,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def _write(path: Path, text: str) -> None:
     part = path.with_suffix(".part")
-    part.write_text(text)
-    os.replace(part, path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from error
 
 
 def summary(

@@ -22,7 +22,7 @@ from rlexp.config import ConfigError
 from rlexp.evaluate import Episodes, episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
 from rlexp.layout import Layout
-from rlexp.loggers import RunInfo, silent
+from rlexp.loggers import RunInfo, jsonl, silent
 from rlexp.program import Run
 from rlexp.stop import Stop
 from rlexp.types import Metrics
@@ -126,6 +126,8 @@ def train_pack(
         RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s)
         for m in here.values()
     ]
+    if restored and is_lead:
+        warnings += [said for info in infos if (said := jsonl.gap(info.dir / jsonl.NAME, first_env_steps))]
     made, progress = lead.part("logger").make(config.logger, infos) if is_lead else silent(len(here))
     loggers = dict(zip(here, made, strict=True))
     for i, why in lost.items():

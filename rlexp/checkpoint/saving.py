@@ -121,6 +121,9 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
         finally:
             with _told_in_one_line(directory):
                 manager.close()
+            if not remote and jax.process_count() == 1:
+                with contextlib.suppress(OSError):
+                    steps.remove_leftovers(directory)  # of a save that found the disk full
 
     return Checkpointer(save, wait, close)
 

@@ -61,8 +61,13 @@ def draw(run_dir: Path) -> Path | None:
     axes.legend(frameon=False, labelcolor=_INK, loc="lower left", bbox_to_anchor=(-0.015, 1.0), ncols=3)
     # Beside its place first, then in one step: a viewer never sees half a picture.
     draft = run_dir / f".{NAME}.tmp"
-    FigureCanvasAgg(figure).print_png(draft, pil_kwargs={"compress_level": 3})  # a third faster than 6, a few kB more
-    os.replace(draft, run_dir / NAME)
+    try:
+        FigureCanvasAgg(figure).print_png(
+            draft, pil_kwargs={"compress_level": 3}
+        )  # a third faster than 6, a few kB more
+        os.replace(draft, run_dir / NAME)
+    finally:
+        draft.unlink(missing_ok=True)  # a full disk
     return run_dir / NAME
 
 

@@ -5,6 +5,7 @@ disk: called before a checkpoint is made, it keeps lines and checkpoint together
 price of one fsync a checkpoint instead of one a line (a pack of 64 writes 64 lines a chunk).
 """
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -66,6 +67,18 @@ def read(path: Path) -> list[Row]:
     return [row for _, row in _read(path)]
 
 
+def gap(path: Path, env_steps: int) -> str | None:
+    """In words, which lines are missing of a run that has got so far: each of its checkpoints was made after a line. None: none."""
+    try:
+        last = max((row["env_steps"] for row in read(path)), default=0)
+    except (OSError, ValueError):
+        return None  # told when it is opened
+    if last >= env_steps:
+        return None
+    there = f"it ends at {last:,}" if path.exists() else "it is gone"
+    return f"{path}: the lines up to {env_steps:,} environment steps are not all there ({there}); the run goes on without them"
+
+
 def truncate(path: Path, env_steps: int) -> None:
     """Drops lines beyond `env_steps`, and a half-written last line. The file is replaced in one step or not at all."""
     if not path.is_file():
@@ -81,6 +94,8 @@ def truncate(path: Path, env_steps: int) -> None:
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise _named(error, path) from error
 
 

@@ -17,6 +17,7 @@ from rlexp.sweep.journal import OVER as OVER
 
 NAME = "sweep.sqlite"
 
+_OF_THE_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
 _TABLES = """
 create table if not exists jobs (
     number integer primary key,
@@ -83,8 +84,13 @@ class Manifest:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         """A connection for one piece of work, so that none is left open; each statement is a transaction of its own."""
-        with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as connection:
-            yield connection
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as connection:
+                yield connection
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF in _OF_THE_DISK:
+                raise OSError(f"{self.path} cannot be written: {error}") from error
+            raise
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -1,0 +1,115 @@
+"""What a user did by hand to a run directory is not lost without a word, and full disks are told with their path."""
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import SMALL, build, rows, train
+
+from rlexp import rundir
+from rlexp.config import ConfigError
+from rlexp.loggers import curve, jsonl
+from rlexp.stop import Stop
+from rlexp.sweep.manifest import Manifest
+from rlexp.trainer import Resume
+
+
+def describe(directory: Path, *overrides: str) -> None:
+    directory.mkdir(exist_ok=True)
+    rundir.describe(directory, run_id="abcdef01", node=build(*overrides).node, overrides=overrides, devices=[])
+
+
+def test_an_edited_configuration_is_kept(tmp_path, capfd):
+    run = tmp_path / "run"
+    describe(run)
+    describe(run, "total_env_steps=2e6")  # a run that goes on writes it anew
+    assert sorted(os.listdir(run)) == ["config.yaml", "environment.json", "overrides.yaml"]
+    assert capfd.readouterr().err == ""
+    mine = (run / "config.yaml").read_text().replace("seed: 0", "seed: 7 # mine")
+    (run / "config.yaml").write_text(mine)
+    for _ in range(2):  # told once
+        describe(run)
+        (kept,) = run.glob("config.yaml.edited-*")
+        assert kept.read_text() == mine and "mine" not in (run / "config.yaml").read_text()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert str(run / "config.yaml") in line and kept.name in line
+
+
+def test_an_id_of_two_runs(tmp_path):
+    describe(tmp_path / "a")
+    assert rundir.find("abcdef01", tmp_path) == tmp_path / "a"
+    shutil.copytree(tmp_path / "a", tmp_path / "b/copy")
+    with pytest.raises(ConfigError) as refused:
+        rundir.find("abcdef01", tmp_path)
+    assert f"{tmp_path / 'a'}, {tmp_path / 'b/copy'}" in str(refused.value) and "\n" not in str(refused.value)
+    (tmp_path / "link").symlink_to("a")
+    shutil.rmtree(tmp_path / "b")
+    assert rundir.find("abcdef01", tmp_path) == tmp_path / "a"
+
+
+class StopAfter(Stop):
+    """Asks for the end when the trainer looks for the n-th time."""
+
+    def __init__(self, looks: int):
+        self._looks = looks
+
+    @property
+    def reason(self) -> str | None:
+        self._looks -= 1
+        return "SIGTERM" if self._looks < 0 else None
+
+
+def test_lines_that_are_gone_are_told_when_a_run_goes_on(tmp_path, capfd):
+    train(tmp_path, *SMALL, stop=StopAfter(2))
+    run, metrics = tmp_path / "0", tmp_path / "0/metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    assert [row["env_steps"] for row in rows(run)] == [256, 512]
+    metrics.unlink()
+    train(tmp_path, *SMALL, resume=Resume(run, "all"))
+    assert f"{metrics}: the lines up to 512 environment steps are not all there (it is gone)" in capfd.readouterr().err
+    assert [row["env_steps"] for row in rows(run)] == [640]
+    metrics.write_text(lines[0] + lines[1][:-9])
+    assert "(it ends at 256)" in (jsonl.gap(metrics, 512) or "")
+    metrics.write_text("".join(lines))
+    assert jsonl.gap(metrics, 512) is None
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """128 kB; what is not filled yet is given back to the test."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(place)], capture_output=True).returncode:
+        pytest.skip("only root can make a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_with_its_path(small_disk):
+    """Whatever is written there; and no half of it is left."""
+    run = small_disk / "run"
+    describe(run)
+    manifest = Manifest(small_disk)
+    (run / "metrics.jsonl").write_text('{"env_steps": 1, "wall_s": 1, "eval/return_mean": 1.5}\n')
+    before = sorted(path.name for path in run.iterdir())
+    with contextlib.suppress(OSError):
+        (small_disk / "rest").write_bytes(bytes(1 << 18))
+    with pytest.raises(ConfigError, match=r"cannot write to '.*/new': No space left on device"):
+        rundir.create(small_disk / "new")
+    with pytest.raises(ConfigError, match=r"cannot write to '.*/run': No space left on device"):
+        rundir.create(run)
+    with pytest.raises(OSError, match=r"No space left on device: '.*summary\.json'"):
+        rundir.write_json(run / "summary.json", {"status": "failed"})
+    with pytest.raises(OSError, match="No space left"):
+        curve.draw(run)
+    with pytest.raises(OSError, match=r"sweep\.sqlite cannot be written: database or disk is full"):
+        manifest.add(0, ["x" * (1 << 18)])
+    assert sorted(path.name for path in run.iterdir()) == before
+    assert not (small_disk / "new").exists()
+    assert sqlite3.connect(small_disk / "sweep.sqlite").execute("pragma integrity_check").fetchone() == ("ok",)
+    assert json.loads((run / "environment.json").read_text())["run_id"] == "abcdef01"
