@@ -1,6 +1,7 @@
 """A batch of jobs as a sweeper hands it over: compose, check, pack, run, and give Hydra what it expects of each."""
 
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("WANDB_RUN_GROUP", sweep_dir.name)  # which logger.wandb.group reads
+    group = _name_group(sweep_dir)
     compositions = Compositions(launcher.hydra_context.config_loader, config)
 
     def compose_job(number: int) -> DictConfig:
@@ -63,7 +64,10 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     }
     manifest.remember("command", sys.argv[1:])
     manifest.remember("cwd", os.getcwd())
+    manifest.remember("wandb_group", group)
     manifest.remember("launcher", jobs[0].modules["launcher"])
+    if first == 0:
+        print(f"the sweep is in {sweep_dir}", flush=True)
     over = {number for number, entry in known.items() if entry.status in OVER}  # what is over is not done again
     # Packs that train are the launcher's. Plans are made here, since one table compares them.
     given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
@@ -93,6 +97,27 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
         remove_all(sweep_dir)  # what packs kept that jobs are no longer in, as after another max_pack
     store.push(sweep_dir)
     return [done[job.number] for job in jobs]
+
+
+_group: tuple[Path, str] | None = None  # of this process's last sweep
+
+
+def _name_group(sweep_dir: Path) -> str:
+    """Sets WANDB_RUN_GROUP, which logger.wandb.group reads, unless the user has: a name that no other sweep has, were its
+    directory called the same. Batches of a sweep and a resumed one have the same; so the manifest remembers it."""
+    global _group
+    ours = _group[1] if _group else None
+    if (given := os.environ.get("WANDB_RUN_GROUP")) and given != ours:
+        return given
+    if (sweep_dir / NAME).exists():
+        name = Manifest(sweep_dir).recall("wandb_group") or sweep_dir.name  # of a sweep begun by an earlier version
+    elif _group and _group[0] == sweep_dir:
+        name = _group[1]
+    else:
+        name = f"{sweep_dir.name}-{secrets.token_hex(3)}"
+    _group = sweep_dir, name
+    os.environ["WANDB_RUN_GROUP"] = name
+    return name
 
 
 def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from rlexp import compose, rundir
+from rlexp import compose, hints, rundir
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
@@ -124,6 +124,10 @@ def _sweep(
         trials = _send(sweeper.batches, results)
     if sweeper.space:
         print("\n".join(_best(done, len(grid))), flush=True)
+    if has_manifest:
+        entries = Manifest(directory).jobs()
+        known = any(entry.objective is not None for entry in entries)
+        print(*hints.after_sweep(directory, [entry.status for entry in entries], results=known), sep="\n", flush=True)
     for one in itertools.chain(*returned):
         _ = one.return_value  # raises what the job raised
 

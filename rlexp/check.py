@@ -19,10 +19,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
-from rich.table import Table
 
-from rlexp import distributed, hardware, hlo, program, rundir
+from rlexp import distributed, hardware, hlo, program, rundir, tables
 from rlexp.algos.common import epochs_and_minibatches
 from rlexp.cost import cost
 from rlexp.evaluate import episode_means
@@ -68,11 +66,16 @@ def check_run(member: Member) -> bool:
     rundir.write_json(member.dir / "check.json", numbers | {"passed": not failed})
     status = "failed" if failed else "finished"
     rundir.write_json(member.dir / "summary.json", rundir.summary(status=status, compile_s=numbers["compile_s"]))
-    table = Table("", "", "", title=f"{lead.config.algo.module}, {lead.spec.name}", box=None, show_header=False)
-    for row in rows:
-        table.add_row(row.name, row.value, {True: "pass", False: "FAIL", None: ""}[row.passed])
-    Console(width=132).print(table)
+    verdicts = {True: "pass", False: "FAIL", None: ""}
+    lines = [(row.name, row.value, verdicts[row.passed]) for row in rows]
+    tables.show(("", "", ""), lines, title=f"{lead.config.algo.module}, {lead.spec.name}, {_devices(lead)}")
+    print(f"\nAll numbers: {member.dir / 'check.json'}", flush=True)
     return not failed
+
+
+def _devices(lead: Experiment) -> str:
+    mesh = lead.config.hardware.mesh
+    return f"{mesh.data * mesh.model} device(s), mesh {mesh.data} x {mesh.model}"
 
 
 def check(lead: Experiment) -> tuple[list[Row], dict[str, Any]]:
@@ -114,31 +117,49 @@ def check(lead: Experiment) -> tuple[list[Row], dict[str, Any]]:
         **sizes,
     }
     rows = [
-        Row("parameters, one device against all", f"{difference:.1e} apart, {allowed:.0e} allowed", difference <= allowed),
-        *(
-            Row(
-                f"{name}, one against all",
-                f"{_shown(single.curves[name])} · {_shown(first.curves[name])}",
-                None if far is None else far <= allowed_of_curves,
-            )
-            for name, far in apart.items()
+        Row(
+            f"parameters after {NUM_UPDATES} updates, one device against all",
+            f"largest difference {difference:.1e}, {allowed:.0e} allowed",
+            difference <= allowed,
         ),
-        Row("the same seed twice", "equal to the bit" if twice else "not equal", twice),
-        Row("an update", f"{1e3 * update_s:.3g} ms", None),
-        Row("its all-reduces alone", f"{count:,.0f} in {1e3 * reduce_s:.3g} ms, {reduce_s / update_s:.0%} of it", None),
+        *(
+            row
+            for name, far in apart.items()
+            for row in (
+                Row(f"{_CURVES[name]}, one device", _shown(single.curves[name]), None),
+                Row(
+                    f"{_CURVES[name]}, all devices",
+                    _shown(first.curves[name])
+                    + ("" if far is None else f"; {far:.1e} of the largest apart, {allowed_of_curves:.0e} allowed"),
+                    None if far is None else far <= allowed_of_curves,
+                ),
+            )
+        ),
+        Row("the same seed twice, all devices", "equal to the bit" if twice else "not equal", twice),
+        Row("time of an update", f"{1e3 * update_s:.3g} ms, median of {_REPETITIONS} times {NUM_UPDATES}", None),
+        Row(
+            "all-reduces of an update, alone",
+            f"{count:,.0f} of {size / 2**10:,.4g} KiB together, {1e3 * reduce_s:.3g} ms: "
+            f"{reduce_s / update_s:.0%} of the update's time",
+            None,
+        ),
         Row(
             "memory of a device",
-            f"{memory.total / _MIB:,.1f} MiB of {capacity / _MIB:,.0f}",
+            f"{memory.total / _MIB:,.1f} MiB of {capacity / _MIB:,.0f} MiB",
             memory.total <= capacity,
         ),
-        Row("batch, minibatches, epochs", " · ".join(f"{sizes[k]:,}" for k in _SIZES if k in sizes), None),
-    ]  # fmt: skip
+        Row("rows of an update (environments x steps)", f"{sizes['rows_an_update']:,}", None),
+        *(Row(f"{words} of an update", f"{sizes[key]:,}", None) for key, words in _SIZES.items() if key in sizes),
+    ]
     if "lr" in sizes:
-        rows.append(Row("learning rate at the start", f"{sizes['lr']:.3g}", None))
+        rows.append(Row("learning rate at the start, after algo.lr_scaling", f"{sizes['lr']:.3g}", None))
     return rows, numbers
 
 
-_CURVES = ("eval/return_mean", "train/return_mean")
+_CURVES = {  # metric -> in words
+    "eval/return_mean": f"evaluation return at {NUM_POINTS} points",
+    "train/return_mean": f"training return at {NUM_POINTS} points",
+}
 
 
 def _trained(compiled: Program) -> Trained:
@@ -219,7 +240,7 @@ def _all_reduce_s(layout: Layout, size: float) -> float:
     return _median_s(lambda: jax.block_until_ready(reduce(x))) / _REDUCTIONS
 
 
-_SIZES = ("rows_an_update", "num_minibatches", "num_epochs")
+_SIZES = {"num_minibatches": "minibatches", "num_epochs": "epochs"}
 
 
 def _sizes(lead: Experiment) -> dict[str, Any]:

@@ -5,15 +5,14 @@ Nothing is run. Memory is the compiler's own account; FLOPs, bytes and collectiv
 says what is not modelled.
 """
 
+import math
 import re
 import time
 from typing import Any, NamedTuple
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
-from rlexp import hardware, hlo, program, rundir
+from rlexp import hardware, hlo, program, rundir, tables
 from rlexp.config import ConfigError
 from rlexp.cost import Collective, Cost, Traffic, cost
 from rlexp.experiment import Experiment
@@ -209,20 +208,24 @@ def _print(lead: Experiment, target: str, report: dict[str, Any], costs: Cost) -
         ),
         ("env steps a second", f"{report['env_steps_per_second_bound']:,.0f}", "at most"),
         (
-            "hours to the end",
-            f"{report['hours_to_total']:.4g}",
-            f"{lead.total_env_steps:,} environment steps, at least",
+            "time to the end",
+            duration(3600 * report["hours_to_total"]),
+            f"at least, for {lead.total_env_steps:,} environment steps",
         ),
     ]
-    table = Table(
-        "", "", "", title=f"{lead.config.algo.module}, {lead.spec.name}, {target}", box=None, show_header=False
-    )
-    table.columns[1].justify = "right"
-    for row in rows:
-        table.add_row(*row)
     if costs.dynamic_loops > 1:
-        table.add_row("loops without a count", str(costs.dynamic_loops - 1), "their bodies are counted once")
-    Console(width=132).print(table)
+        rows.append(("loops without a count", str(costs.dynamic_loops - 1), "their bodies are counted once"))
+    tables.show(("", "", ""), rows, title=f"{lead.config.algo.module}, {lead.spec.name}, {target}", right=(1,))
+
+
+def duration(seconds: float) -> str:
+    """As one says it: less than a minute, 12 minutes, 3.5 hours, 12 days."""
+    if seconds < 60:
+        return "less than a minute"
+    units = (("minute", 60, 60), ("hour", 3600, 48), ("day", 86400, math.inf))
+    unit, size = next((unit, size) for unit, size, until in units if round(seconds / size) < until)
+    amount = f"{seconds / size:.2g}" if seconds < 10 * size else f"{seconds / size:,.0f}"
+    return f"{amount} {unit}{'s' * (amount != '1')}"
 
 
 def _longest(roof: dict[str, float]) -> float:

@@ -44,6 +44,9 @@ class Traced(NamedTuple):
     abstract_run: Run  # shapes, types and shardings
     settings: Callable[[], Settings]  # of a fresh Run, on the devices
     compile: Callable[[], Program]
+    # The evaluation alone, (run.state, run.settings, update) -> [members, num_episodes]. It is the very program that a run
+    # evaluates with: with other shapes, or constants for arguments, XLA rounds differently, and episodes end elsewhere.
+    compile_evaluate: Callable[[], Callable[[PyTree, Settings, int], Episodes]]
     lower_chunk: Callable[[], jax.stages.Lowered]  # needs no devices: the mesh may be one that is only described
     # The same for as many other members, which differ in data only: they are compiled once for all.
     with_members: Callable[[Sequence[Experiment]], "Traced"]
@@ -143,22 +146,25 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return chunk.lower(abstract_run, count)
 
     @functools.cache
-    def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled, jax.stages.Compiled]:
+    def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
         placed = jax.device_put(_member_data(experiments), per_member)
-        init = jax.jit(init_all, out_shardings=shardings).lower(*placed).compile()
-        chunk = lower_chunk().compile()
+        return jax.jit(init_all, out_shardings=shardings).lower(*placed).compile(), lower_chunk().compile()
+
+    @functools.cache
+    def evaluation() -> jax.stages.Compiled:
+        seeds, *_ = jax.device_put(_member_data(experiments), per_member)
         play = jax.jit(evaluate_all, out_shardings=per_member)
-        return init, chunk, play.lower(abstract_run.state, abstract_run.settings, placed[0], count).compile()
+        return play.lower(abstract_run.state, abstract_run.settings, seeds, count).compile()
 
     def of(members: Sequence[Experiment]) -> Traced:
         def compile_all() -> Program:
             began = time.perf_counter()
-            init, chunk, play = executables()
+            (init, chunk), play = executables(), compile_evaluate()
             placed = jax.device_put(_member_data(members), per_member)
             return Program(
                 init=lambda: init(*placed),
                 chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
-                evaluate=lambda run, update: play(run.state, run.settings, placed[0], np.int32(update)),
+                evaluate=lambda run, update: play(run.state, run.settings, update),
                 compile_s=time.perf_counter() - began,
                 executable=chunk,
             )
@@ -166,7 +172,11 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         def settings() -> Settings:
             return jax.device_put(stacked_settings(members), shardings.settings)
 
-        return Traced(abstract_run, settings, compile_all, lower_chunk, of)
+        def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
+            play, (seeds, *_) = evaluation(), jax.device_put(_member_data(members), per_member)
+            return lambda state, settings, update: play(state, settings, seeds, np.int32(update))
+
+        return Traced(abstract_run, settings, compile_all, compile_evaluate, lower_chunk, of)
 
     return of(experiments)
 

@@ -5,11 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from rlexp import rundir
-from rlexp.plan import DoesNotFit
+from rlexp import rundir, tables
+from rlexp.plan import DoesNotFit, duration
 
 _jobs: list[tuple[Path, list[str]]] = []  # of this process's sweep, which Hydra runs one after the other
 _unfit: list[DoesNotFit] = []
@@ -77,18 +74,26 @@ def _row(run_dir: Path, overrides: Sequence[str], own: tuple[str, ...]) -> dict[
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table("job", title="Scaling, compiled and modelled, not run", box=None)
-    for name in ("chips", "memory", "FLOPs / step", "collective bytes", "env steps / s", "hours", "efficiency"):
-        table.add_column(name, justify="right")
+    head = (
+        "job",
+        "chips",
+        "memory",
+        "FLOPs / step",
+        "collective bytes",
+        "env steps / s",
+        "time to the end",
+        "efficiency",
+    )
+    lines = []
     for r in rows:
         memory = f"{r['total_bytes'] / r['capacity_bytes']:.1%}" + ("" if r["fits"] else " !")
         sent = f"{sum(c['bytes'] for c in r['collectives']):,}"
         numbers = ["-"] * 5
         if r["env_steps_per_second_bound"] is not None:
-            rate, hours = f"{r['env_steps_per_second_bound']:,.0f}", f"{r['hours_to_total']:.4g}"
-            numbers = [f"{r['flops_per_env_step']:,.0f}", sent, rate, hours, f"{r['efficiency']:.3f}"]
-        table.add_row(r["job"], str(r["chips"]), memory, *numbers)
-    Console(width=132).print(table)
+            rate, took = f"{r['env_steps_per_second_bound']:,.0f}", duration(3600 * r["hours_to_total"])
+            numbers = [f"{r['flops_per_env_step']:,.0f}", sent, rate, took, f"{r['efficiency']:.3f}"]
+        lines.append((r["job"], str(r["chips"]), memory, *numbers))
+    tables.show(head, lines, title="Scaling, compiled and modelled, not run", right=range(1, len(head)))
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -104,7 +109,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         if not known:
             continue
         chips, rates = [r["chips"] for r in known], [r["env_steps_per_second_bound"] for r in known]
-        (line,) = axes.plot(chips, rates, "o-", label=settings or "as planned")
+        (line,) = axes.plot(chips, rates, "o-", label=(settings or "as planned").replace("$", r"\$"))
         axes.plot(chips, [rates[0] * c / chips[0] for c in chips], ":", color=line.get_color(), label="_ideal")
     axes.set(xlabel="chips", ylabel="environment steps per second, at most", xscale="log", yscale="log")
     axes.xaxis.set_minor_formatter("")

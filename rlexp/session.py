@@ -8,16 +8,15 @@ from typing import Any
 
 import jax
 
-from rlexp import distributed, hardware, memory, rundir, store
+from rlexp import distributed, hardware, memory, program, rundir, store
 from rlexp import experiment as experiments
 from rlexp.config import Config, ConfigError
 from rlexp.evaluate import episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
 from rlexp.loading import load
 from rlexp.loggers import RunInfo
-from rlexp.program import evaluation_key
 from rlexp.stop import stop_on_signals
-from rlexp.trainer import Diverged, Member, Resume, train_pack
+from rlexp.trainer import Diverged, Member, Resume, layout_of, train_pack
 
 
 class CheckFailed(RuntimeError):
@@ -168,23 +167,34 @@ def _run(member: Member, resume_dir: Path | None) -> float | None:
 
 
 def evaluate_run(member: Member, resume_dir: Path) -> float:
-    """`run=eval`: plays whole episodes with a trained policy, and leaves a run directory like training does."""
-    began, config = time.perf_counter(), member.experiment.config
-    agent = load(resume_dir, node=member.experiment.node)
-    info = RunInfo(member.dir, member.run_id, member.experiment.node, agent.env_steps, agent.env_steps, 0.0)
-    (logger,), progress = member.experiment.part("logger").make(config.logger, [info])
-    key = evaluation_key(config.seed, agent.update)
-    values = episode_means(agent.evaluate(key, num_episodes=config.eval.num_episodes))
+    """`run=eval`: plays whole episodes with a trained policy, and leaves a run directory like training does.
+
+    With the settings that the run was trained with, these are the episodes of its last evaluation, equal to the bit.
+    """
+    experiment, config = member.experiment, member.experiment.config
+    agent = load(resume_dir, node=experiment.node)
+    info = RunInfo(member.dir, member.run_id, experiment.node, agent.env_steps, agent.env_steps, 0.0)
+    (logger,), progress = experiment.part("logger").make(config.logger, [info])
+    began = time.perf_counter()
+    traced = program.trace([experiment], layout_of([experiment]))
+    placed = jax.tree.map(
+        lambda x, like: jax.device_put(x[None], like.sharding), agent.state, traced.abstract_run.state
+    )
+    values = episode_means(traced.compile_evaluate()(placed, traced.settings(), agent.update))
     row = {"env_steps": agent.env_steps, "wall_s": time.perf_counter() - began} | {
-        k: float(v) for k, v in values.items()
+        k: float(v[0]) for k, v in values.items()
     }
     logger.log(row)
-    progress.log([row])
-    steps = agent.env_steps
-    summary = rundir.summary(objective=row["eval/return_mean"], env_steps=steps, resumed_from=steps)
+    summary = rundir.summary(objective=row["eval/return_mean"], env_steps=agent.env_steps, resumed_from=agent.env_steps)
     logger.close(summary)
     rundir.write_json(member.dir / "summary.json", summary)
     progress.close()
+    print(  # whatever the display: it is what was asked for
+        f"return {row['eval/return_mean']:,.2f} ± {row['eval/return_std']:,.2f}, length {row['eval/length_mean']:,.1f}: "
+        f"{config.eval.num_episodes} {config.eval.mode} episodes after {agent.env_steps:,} environment steps of "
+        f"{resume_dir}; in {member.dir}",
+        flush=True,
+    )
     return row["eval/return_mean"]
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlexp import between, distributed, hardware, program, rundir, store
+from rlexp import between, distributed, hardware, hints, program, rundir, store
 from rlexp.config import ConfigError
 from rlexp.evaluate import Episodes, episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
     update: int  # at its end
     num_updates: int
     metrics: Metrics
-    episodes: Episodes | None  # of the evaluation at its end
+    episodes: Episodes | None  # of the evaluation at its end; of one without updates, before the first
 
 
 def layout_of(members: Sequence[Experiment]) -> Layout:
@@ -97,6 +97,7 @@ def train_pack(
       Diverged: a metric is not finite, in all members.
       OSError: metrics of any member, or a checkpoint, cannot be written.
     """
+    announces = directory is None and len(members) == 1  # a sweep tells of itself
     directory = directory or members[0].dir
     lead, config = members[0].experiment, members[0].experiment.config
     checkpoint = lead.part("checkpoint")
@@ -134,6 +135,8 @@ def train_pack(
         progress.warn(f"{members[i].dir}: {why}; the others go on")
     for text in warnings:
         progress.warn(text)
+    if announces:
+        progress.note(f"the run is in {directory}")
     for text in _notices(lead, restored):
         progress.note(text)
 
@@ -161,10 +164,12 @@ def train_pack(
     saver = None
     try:
         # 2. Compile, once.
-        progress.note(f"compiling {config.algo.module} for {lead.spec.name}; this can take a minute")
+        progress.begin(f"compiling {config.algo.module} for {lead.spec.name}; this can take a minute")
         compiled = traced.compile()
         summary["compile_s"] = compiled.compile_s
-        progress.note(f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps")
+        progress.begin(
+            f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps"
+        )
         run = _with_total(restored.run, lead) if restored else compiled.init()
         if resume and resume.what != "all":
             found = checkpoint.restore_into(store.checkpoints(resume.dir), run, what=resume.what, warn=progress.warn)
@@ -175,6 +180,8 @@ def train_pack(
 
         began = fetched = saved = time.perf_counter()
         update, saved_update, pending = first_update, first_update, None
+        if config.eval.at_start and update == 0:
+            pending = Chunk(update, 0, {}, compiled.evaluate(run, update))  # what it could do before it learnt
 
         def fail(i: int, error: Exception) -> None:
             """Takes a member out, with its last good checkpoint; raises the error where nobody is left."""
@@ -201,10 +208,10 @@ def train_pack(
             seconds, fetched = now - fetched, now
             env_steps = lead.env_steps(chunk.update)
             values = _values(jax.device_get(chunk))
-            values["throughput/env_steps_per_second"] = np.full(
-                len(members), chunk.num_updates * lead.env_steps_per_update / seconds
-            )
-            values["time/chunk_s"] = np.full(len(members), seconds)
+            if chunk.num_updates:
+                rate = chunk.num_updates * lead.env_steps_per_update / seconds
+                values["throughput/env_steps_per_second"] = np.full(len(members), rate)
+                values["time/chunk_s"] = np.full(len(members), seconds)
             wall_s = earlier_wall_s + now - began
             rows = [
                 {"env_steps": env_steps, "wall_s": wall_s} | {k: _finite_or_none(v[i]) for k, v in values.items()}
@@ -341,7 +348,7 @@ def train_pack(
             progress.note("nothing was left to do: a larger total_env_steps goes on")
         summary["status"] = "finished" if update >= lead.total_updates or not going() else "stopped"
         if summary["status"] == "stopped":
-            again = f"; go on with: python -m rlexp resume={directory}" if directory == members[0].dir else ""
+            again = f"; go on with: {hints.command('rlexp', hints.resume(directory))}" if announces else ""
             progress.note(f"stopped by {stop.reason or 'another process'} and saved{again}")
     except BaseException as error:
         summary["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -354,6 +361,9 @@ def train_pack(
             summaries[i] |= {"status": "failed", "error": why}
         with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
             closing.callback(progress.close)
+            if announces and summaries[0]["status"] == "finished":
+                said = hints.after_run(directory, total_env_steps=lead.total_env_steps, saved=config.checkpoint.enabled)
+                closing.callback(progress.note, "\n".join(said))
             if is_lead:
                 closing.callback(store.push, *(member.dir for member in here.values()))
             for i, member in here.items():

@@ -31,7 +31,7 @@ class Config:
     every_env_steps: Host[Steps | None]
     """Environment steps between metric lines; null: no more lines than evaluations and checkpoints make."""
     progress: Host[Annotated[progress.Kind, BeforeValidator(_off)]]
-    """bar, plain (one line an evaluation, on stdout) or off; auto is a bar on a terminal and plain elsewhere."""
+    """bar, plain (lines on stdout, at least two a minute) or off; auto is a bar on a terminal and plain elsewhere."""
     curve: Host[Flag]
     """Draw curve.png, return against environment steps, at the end."""
     tensorboard: Host[Flag]
@@ -67,7 +67,7 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
         if config.tensorboard:
             members.append(_events(info, display.warn))
         if config.curve:
-            members.append(never_fatal("curve.png", curve.make(info.dir), display.warn))
+            members.append(never_fatal("curve.png", curve.make(info), display.warn))
         if copied:
             members.append(copied)  # last: what the others have written goes into the store
         loggers.append(fan_out(members))

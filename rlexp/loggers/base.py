@@ -23,6 +23,17 @@ class RunInfo(NamedTuple):
     start_wall_s: float  # seconds that the run had taken before, so that wall_s goes on too
 
 
+def environment(config: dict) -> str:
+    """The name of a run's environment, or of its module where it has no other; empty where nothing is known."""
+    env = config.get("env") or {}
+    return str(env.get("name") or str(env.get("module", "")).rpartition(".")[2])
+
+
+def algorithm(config: dict) -> str:
+    """The last part of its module's name."""
+    return str((config.get("algo") or {}).get("module", "")).rpartition(".")[2]
+
+
 def differences(infos: Sequence[RunInfo]) -> dict[str, list[Any]]:
     """{dotted key: its value in each run}, of the keys of the configuration in which the runs differ."""
     flat = [_flat(info.config) for info in infos]

@@ -5,22 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from rlexp.loggers import jsonl
-from rlexp.loggers.base import Logger, Row
+from rlexp.loggers.base import Logger, Row, RunInfo, algorithm, environment
 
 NAME = "curve.png"
 _INK, _GRID, _EVAL, _TRAIN = "#2b2d33", "#e6e7ea", "#1f5fbf", "#e08a3c"
 
 
-def make(run_dir: Path) -> Logger:
+def make(info: RunInfo) -> Logger:
     """Draws the curve at close."""
+    seed = info.config.get("seed")
+    words = (environment(info.config), algorithm(info.config), "" if seed is None else f"seed {seed}")
 
     def close(_: dict[str, Any]) -> None:
-        draw(run_dir)
+        draw(info.dir, title=", ".join(filter(None, words)))
 
     return Logger(log=lambda _: None, close=close)
 
 
-def draw(run_dir: Path) -> Path | None:
+def draw(run_dir: Path, *, title: str = "") -> Path | None:
     """Draws `curve.png` from `metrics.jsonl`; None, and no file, where there is nothing to draw yet.
 
     It uses matplotlib's objects and never pyplot: no global state, no window, no change to a notebook's settings.
@@ -48,6 +50,8 @@ def draw(run_dir: Path) -> Path | None:
     if trained:
         steps, returns, _ = zip(*trained, strict=True)
         axes.plot(steps, returns, color=_TRAIN, linewidth=1.2, alpha=0.9, label="training", zorder=2)
+    if title:
+        axes.set_title(title, loc="left", color=_INK, fontsize="large", pad=26, parse_math=False)  # above the legend
     axes.set_xlabel("environment steps", color=_INK)
     axes.set_ylabel("return", color=_INK)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -1,4 +1,4 @@
-"""What the user sees of a run: a bar on a terminal, a table for several runs, elsewhere a line an evaluation.
+"""What the user sees of a run: a bar on a terminal, a table for several runs, elsewhere lines.
 
 One display serves a whole pack.
 """
@@ -6,6 +6,7 @@ One display serves a whole pack.
 import contextlib
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,16 +18,18 @@ if TYPE_CHECKING:
 
 Kind = Literal["auto", "bar", "plain", "off"]
 _WINDOW = 20  # rows that the speed is measured over
+_SILENCE_S = 30.0  # in a log file, whatever takes long
 
 
 class Progress(NamedTuple):
     """The display. It never raises, and it may be called from any thread."""
 
-    note: Callable[[str], None]  # an announcement: compiling, rounding, where things are
+    note: Callable[[str], None]  # an announcement: rounding, where things are
     log: Callable[[Sequence[Row]], None]  # once a chunk, the row of every member
     close: Callable[[], None]
     warn: Callable[[str], None]  # like note, but on stderr, and shown even when the display is off
     fail: Callable[[int], None] = lambda _: None  # this member is trained no more; the reason is a warning's to tell
+    begin: Callable[[str], None] = lambda _: None  # what is done from now on, until the next of these or the first row
 
 
 def make(kind: Kind, infos: Sequence[RunInfo]) -> Progress:
@@ -77,7 +80,9 @@ def tracker(infos: Sequence[RunInfo]) -> Callable[[Sequence[Row]], Status]:
 
     def track(rows: Sequence[Row]) -> Status:
         env_steps, wall_s = int(rows[0]["env_steps"]), float(rows[0]["wall_s"])
-        if len(marks) == 2 and marks[0][0] == infos[0].start_env_steps:
+        if all(name in ("env_steps", "wall_s") or name.startswith("eval/") for name in rows[0]):
+            marks.clear()  # before the first update: what was stepped until now says nothing of the speed to come
+        elif len(marks) == 2 and marks[0][0] == infos[0].start_env_steps:
             marks.popleft()  # the first chunk held the compilation: it says nothing of the speed to come
         marks.append((env_steps, wall_s))
         steps, seconds = env_steps - marks[0][0], wall_s - marks[0][1]
@@ -125,16 +130,56 @@ def _duration(seconds: float) -> str:
 
 
 def _plain(infos: Sequence[RunInfo]) -> Progress:
+    """A line for each row, and for each `_SILENCE_S` without one."""
     track = tracker(infos)
+    lock = threading.Lock()  # a thread speaks when nothing else does
+    doing, reached = "", ""  # what was begun; how far the last row was
+    since = time.monotonic()  # the last row, or what was begun
+    said, closed = threading.Event(), threading.Event()
+
+    def write(text: str) -> None:
+        said.set()
+        _write(sys.stdout, text)
+
+    def begin(text: str) -> None:
+        nonlocal doing, since
+        with lock:
+            doing, since = text, time.monotonic()
+            write(text)
 
     def log(rows: Sequence[Row]) -> None:
+        nonlocal reached, since
         status = track(rows)
-        if status.evaluated:
-            words = [f"env_steps {status.steps}", f"return {status.eval_return}"]
-            words += [f"train {status.train_return}"] * bool(status.train_return)
-            _write(sys.stdout, "  ".join(words + [x for x in (status.speed, status.time_left) if x]))
+        words = [f"env_steps {status.steps}"]
+        words += [f"return {status.eval_return}"] * status.evaluated
+        words += [f"train {status.train_return}"] * bool(status.train_return)
+        words += [x for x in (status.speed, status.time_left) if x]
+        with lock:
+            reached, since = words[0], time.monotonic()
+            write("  ".join(words))
 
-    return Progress(lambda text: _write(sys.stdout, text), log, _nothing, _warn)
+    def note(text: str) -> None:
+        with lock:
+            write(text)
+
+    def speak() -> None:
+        while not closed.is_set():
+            said.clear()
+            if said.wait(_SILENCE_S) or closed.is_set():
+                continue
+            with lock:
+                took = f"{_duration(time.monotonic() - since)} so far"
+                if reached:
+                    _write(sys.stdout, f"{reached}  and on to the next line, which takes {took}")
+                elif doing:
+                    _write(sys.stdout, f"{doing}: {took}")
+
+    def close() -> None:
+        closed.set()
+        said.set()
+
+    threading.Thread(target=speak, name="progress", daemon=True).start()
+    return Progress(note, log, close, _warn, begin=begin)
 
 
 def terminal() -> "Console":
@@ -145,12 +190,13 @@ def terminal() -> "Console":
         def on_broken_pipe(self) -> None:
             self.quiet = True
 
-    return Terminal(stderr=True)
+    return Terminal(stderr=True, markup=False, emoji=False, highlight=False)  # nothing is parsed
 
 
 def _bar(infos: Sequence[RunInfo]) -> Progress:
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bar
+    from rich.text import Text
 
     console = terminal()
     track = tracker(infos)
@@ -163,20 +209,21 @@ def _bar(infos: Sequence[RunInfo]) -> Progress:
     )
     task = bar.add_task("", total=infos[0].total_env_steps, completed=infos[0].start_env_steps)
     shown = ""  # the last return: most chunks have no evaluation
-    lock = threading.Lock()
-    open_ = True
+    begun = False  # whether there has been a row
+
+    def begin(text: str) -> None:
+        bar.update(task, description=text)  # before the first row the bar has nothing else to say
+        note(text)
 
     def note(text: str) -> None:
-        with lock:
-            if open_ and not shown:
-                bar.update(task, description=text)  # before the first chunk the bar has nothing else to say
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(text), soft_wrap=True)
 
     def warn(text: str) -> None:
-        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
 
     def log(rows: Sequence[Row]) -> None:
-        nonlocal shown
+        nonlocal shown, begun
+        begun = True
         status = track(rows)
         if status.eval_return or status.train_return:
             new = status.eval_return or f"{status.train_return} (train)"
@@ -186,13 +233,11 @@ def _bar(infos: Sequence[RunInfo]) -> Progress:
         bar.update(task, completed=status.env_steps, description="  ".join(x for x in words if x))
 
     def close() -> None:
-        nonlocal open_
-        with lock:
-            open_ = False
+        bar.live.transient = not begun  # an empty bar tells nobody anything
         bar.stop()
 
     bar.start()
-    return Progress(note, log, close, warn)
+    return Progress(note, log, close, warn, begin=begin)
 
 
 def _warn(text: str) -> None:

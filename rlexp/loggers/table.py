@@ -68,12 +68,15 @@ def make(infos: Sequence[RunInfo], console: Console | None = None) -> Progress:
 
     live = Live(console=console, get_renderable=draw, refresh_per_second=2)
 
-    def note(text: str) -> None:
+    def begin(text: str) -> None:
         spinner.update(text=_cut(text))
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
+
+    def note(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
 
     def warn(text: str) -> None:
-        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
 
     def log(rows: Sequence[Row]) -> None:
         nonlocal status
@@ -87,7 +90,7 @@ def make(infos: Sequence[RunInfo], console: Console | None = None) -> Progress:
             members[i].failed = True
 
     live.start()
-    return Progress(note, log, live.stop, warn, fail)
+    return Progress(note, log, live.stop, warn, fail, begin)
 
 
 def _labels(infos: Sequence[RunInfo]) -> tuple[list[str], list[list[str]]]:

@@ -12,6 +12,7 @@ import http.client
 import netrc
 import os
 import queue
+import re
 import ssl
 import threading
 import urllib.error
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 from rlexp import store
 from rlexp.config import Flag, Host, Positive, schema
 from rlexp.loggers import jsonl, pack
-from rlexp.loggers.base import Logger, Row, RunInfo, number, one_line
+from rlexp.loggers.base import Logger, Row, RunInfo, algorithm, environment, number, one_line
 from rlexp.store import AnyPath
 
 Mode = Literal["auto", "online", "offline", "disabled"]
@@ -57,7 +58,7 @@ class WandbConfig:
     tags: Host[tuple[str, ...]]
     """Words to find runs by."""
     name: Host[str | None]
-    """Display name; null is the run's id, which is part of its directory's name."""
+    """Display name; null makes one of environment, algorithm and seed, such as cartpole-ppo-s3."""
     notes: Host[str | None]
     """A longer text, shown with the run."""
     artifacts: Host[Flag]
@@ -169,9 +170,10 @@ def _init(
         entity=config.entity,
         group=config.group,
         tags=config.tags or None,
-        name=config.name or info.id,
+        name=config.name or display_name(info),
         notes=config.notes,
-        config=info.config,
+        config=info.config
+        | {"run_id": info.id, "environment": environment(info.config), "algorithm": algorithm(info.config)},
         dir=str(info.dir),
         save_code=False,
         settings=wandb.Settings(
@@ -191,6 +193,19 @@ def _init(
             if row["env_steps"] <= info.start_env_steps:  # a later one is new, and comes by the queue
                 _log(run, row)
     return run
+
+
+def display_name(info: RunInfo) -> str:
+    """cartpole-ppo-s3; of a pack cartpole-ppo-16-seeds; cartpole-ppo-s3-eval; where nothing is known, the id."""
+    config = info.config
+    short = re.sub(r"-v\d+$", "", environment(config)).lower()
+    seed, run = config.get("seed"), config.get("run", "train")
+    seeds = [f"s{s}" for s in dict.fromkeys(seed)] if isinstance(seed, list) else [] if seed is None else [f"s{seed}"]
+    if len(seeds) > 3:
+        seeds = [f"{len(seeds)}-seeds"]
+    if not short or not algorithm(config):
+        return info.id
+    return "-".join([*re.findall(r"[\w.]+", short), algorithm(config), *seeds, *([] if run == "train" else [run])])
 
 
 def _set_aside(info: RunInfo) -> bool:

@@ -23,10 +23,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from rlexp import endings, store
+from rlexp import endings, store, tables
 from rlexp.compose import override_key, quoted
 from rlexp.config import ConfigError, load_module
 from rlexp.sweep import worker
@@ -156,12 +153,13 @@ def _report(directory: Path) -> int:
 
 def _print(manifest: Manifest) -> None:
     jobs = manifest.jobs()
-    table = Table("job", "status", "attempts", "objective", "overrides", "error", box=None)
+    rows = []
     for job in jobs:
         objective = "" if job.objective is None else f"{job.objective:.4g}"
-        cells = (str(job.number), job.status, str(job.attempt), objective, " ".join(job.overrides), job.error or "")
-        table.add_row(*cells)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+        rows.append(
+            (str(job.number), job.status, str(job.attempt), objective, " ".join(job.overrides), job.error or "")
+        )
+    tables.show(("job", "status", "attempts", "objective", "overrides", "error"), rows, width=200)
     counts = Counter(job.status for job in jobs)
     print(", ".join(f"{n} {status}" for status, n in counts.items()))
 

@@ -3,6 +3,7 @@
 import html
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -35,7 +36,7 @@ def curves(configurations: Sequence[Configuration], swept: Sequence[str]) -> go.
     # What comes later is drawn over what was there: the best over the others, lines over bands.
     figure = go.Figure([*bands[::-1], *lines[::-1]])
     _lay_out(figure, height=440, hovermode="x unified" if len(drawn) <= SHOWN_AT_FIRST else "closest")
-    figure.update_xaxes(title_text="environment steps", tickformat="~s")
+    figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0)
     figure.update_yaxes(title_text="evaluation return")
     # Beside the plot there is room for many, and for their names.
     figure.update_layout(legend={"y": 1, "yanchor": "top", "x": 1.01, "tracegroupgap": 2})
@@ -79,6 +80,21 @@ def importance(shares: Mapping[str, float]) -> go.Figure | None:
     figure.update_xaxes(tickformat=".0%", range=[0, 1.0], title_text="share of the importance")
     figure.update_yaxes(showgrid=False, type="category", tickfont={"color": _INK}, ticksuffix="  ")
     return figure
+
+
+def least_width(figure: go.Figure) -> int:
+    """Pixels that its words need beside each other; 0 where it fits itself to any width."""
+    first: Any = figure.data[0]
+    if first.type == "parcoords":
+        words = [[d.label, *(d.ticktext or ())] for d in first.dimensions]
+        widest = max((0.85 * _LETTER * len(html.unescape(word)) for axis in words for word in axis), default=0)
+        return round(160 + (len(words) - 1) * max(60, widest + 16))
+    if first.type == "bar":
+        return round(260 + _LETTER * max(len(html.unescape(name)) for name in first.y))
+    return 0
+
+
+_LETTER = 7.5  # pixels, about, of a letter in a label or at a tick
 
 
 def _band(curve: Curve, color: str, same: Mapping[str, object]) -> go.Scatter:

@@ -20,12 +20,14 @@ from plotly.offline import get_plotlyjs
 
 from rlexp.sweep import figures
 from rlexp.sweep.results import (
+    SEED,
     Configuration,
     Results,
     gather,
     label,
     last_line,
     reproduce,
+    settings_of,
     short_names,
     shown,
     write_tables,
@@ -84,8 +86,8 @@ def _result(c: Configuration) -> str:
     return f"return {c.objective.iqm:.4g} (interquartile mean of {runs}{interval})"
 
 
-def _runs(count: int) -> str:
-    return f"{count} run" + "s" * (count != 1)
+def _runs(count: int, one: str = "run") -> str:
+    return f"{count} {one}" + "s" * (count != 1)
 
 
 # --- the page ----------------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ def _runs(count: int) -> str:
 
 def _page(results: Results) -> str:
     style = Path(__file__).with_suffix(".css").read_text()
-    title = f"Sweep {html.escape(results.directory.name)}"
+    title = html.escape(question(results))
     many = len(results.importance) > 1
     body = [_head(results, title)]
     for number, environment in enumerate(results.importance):
@@ -107,7 +109,7 @@ def _page(results: Results) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>{title}</title>
+<title>{title} – {html.escape(results.directory.name)}</title>
 <style>
 {style}</style>
 <script>{get_plotlyjs()}</script>
@@ -116,9 +118,31 @@ def _page(results: Results) -> str:
 <main>
 {"".join(body)}
 </main>
+<script>{Path(__file__).with_suffix(".js").read_text()}</script>
 </body>
 </html>
 """
+
+
+def question(results: Results) -> str:
+    """What the sweep asks: what was varied, of which algorithm, on what. The title of its page."""
+    environments = list(results.importance)
+    varied = [short for key, short in short_names(results.swept).items() if key not in _CHOOSES_ENVIRONMENT]
+    whose = f" of {results.algorithm}" if results.algorithm else ""
+    seeds = {settings_of(job).get(SEED) for job in results.jobs}
+    what = _listed(varied) or _runs(len(results.jobs), "seed" if len(seeds) > 1 else "run")
+    where = f" on {_listed(environments)}" if environments else ""
+    return f"{what}{whose}{where}"
+
+
+_CHOOSES_ENVIRONMENT = ("env", "experiment")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """a · a and b · a, b and c · a, b and 7 more"""
+    if len(names) > 3:
+        return f"{', '.join(names[:2])} and {len(names) - 2} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _head(results: Results, title: str) -> str:
@@ -126,11 +150,16 @@ def _head(results: Results, title: str) -> str:
     chips = [f'<span class="chip">{len(results.jobs)} jobs</span>']
     chips.append(f'<span class="chip">{len(results.configurations)} configurations</span>')
     chips += [f'<span class="chip {html.escape(s)}">{n} {html.escape(s)}</span>' for s, n in counts.items()]
-    names = ", ".join(results.importance)
+    facts = (
+        ", ".join(results.importance),
+        f"sweep {results.directory.name}",
+        f"as of {time.strftime('%Y-%m-%d %H:%M')}",
+        f"rlexp {metadata.version('rlexp')}",
+    )
     command = shlex.join(["python", "-m", "rlexp", *results.command])
     return f"""<header>
 <h1>{title}</h1>
-<p class="muted">{html.escape(names)} · as of {time.strftime("%Y-%m-%d %H:%M")} · rlexp {metadata.version("rlexp")}</p>
+<p class="muted">{html.escape(" · ".join(filter(None, facts)))}</p>
 <pre>{html.escape(command)}</pre>
 <div class="chips">{"".join(chips)}</div>
 </header>
@@ -154,16 +183,20 @@ def _environment(results: Results, environment: str, number: int) -> str:
             f"Interquartile mean of the evaluation return over seeds, with its {CONFIDENCE:.0%} bootstrap interval.{which}",
             _plot(figures.curves(configurations, swept), f"curves-{number}", "Nothing has been evaluated yet."),
         )
-        + _section("Configurations", "Final return over seeds, the best first.", _table(configurations, swept))
+        + _section(
+            "Configurations",
+            "Final return over seeds, the best first. A small dot is a seed, the line the interval of their mean.",
+            _table(configurations, swept),
+        )
         + _section(
             "Parallel coordinates",
             "A line is a run; the darker, the better. Drag along an axis to select, drag a name to move its axis.",
-            _plot(figures.parallel(configurations, swept), f"parallel-{number}", few),
+            _plot(figures.parallel(configurations, swept), f"parallel-{number}", few, tools=False),
         )
         + _section(
             "Parameter importance",
             "How much a parameter decides whether a run is among the best tenth (PED-ANOVA). Of few runs it is a rough guess.",
-            _plot(figures.importance(found.shares), f"importance-{number}", f"Not told: {found.why_not}."),
+            _plot(figures.importance(found.shares), f"importance-{number}", f"Not told: {found.why_not}.", tools=False),
         )
     )
 
@@ -187,7 +220,9 @@ def _best(results: Results, best: Configuration) -> str:
 
 def _table(configurations: Sequence[Configuration], swept: Sequence[str]) -> str:
     names = short_names(swept)
-    ends = [float(x) for c in configurations if c.objective for x in c.objective if math.isfinite(x)]
+    ends = [
+        x for c in configurations if c.objective for x in (*map(float, c.objective), *c.objectives) if math.isfinite(x)
+    ]
     head = "".join(f"<th>{html.escape(names[key])}</th>" for key in swept)
     numbers = "".join(
         f'<th class="number">{name}</th>' for name in ("IQM", f"{CONFIDENCE:.0%} interval", "mean", "runs", "failed")
@@ -199,7 +234,7 @@ def _table(configurations: Sequence[Configuration], swept: Sequence[str]) -> str
         if c.objective is not None:
             objective, mean = f"{c.objective.iqm:.4g}", f"{sum(c.objectives) / len(c.objectives):.4g}"
             interval = "" if math.isnan(c.objective.low) else f"{c.objective.low:.4g} – {c.objective.high:.4g}"
-            picture = _interval(*map(float, c.objective), left=min(ends), right=max(ends))
+            picture = _interval(c, left=min(ends), right=max(ends))
         runs, failed = f"{len(c.objectives)} of {len(c.jobs)}", str(c.num_failed or "")
         columns = "".join(f'<td class="number">{x}</td>' for x in (objective, interval, mean, runs, failed))
         rows.append(
@@ -208,16 +243,22 @@ def _table(configurations: Sequence[Configuration], swept: Sequence[str]) -> str
     return _scrolled(f'<th class="number"></th>{head}<th></th>{numbers}', rows)
 
 
-def _interval(iqm: float, low: float, high: float, *, left: float, right: float) -> str:
-    """A dot for the mean on a line for the interval, all rows to one scale."""
+def _interval(c: Configuration, *, left: float, right: float) -> str:
+    """A dot for the mean on a line for the interval, and below them a small dot for each seed; all rows to one scale."""
+    assert c.objective is not None
+    iqm, low, high = map(float, c.objective)
 
     def at(x: float) -> float:
         return 6 + 148 * (x - left) / ((right - left) or 1)
 
-    line = "" if math.isnan(low) else f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="9" y2="9"/>'
+    line = "" if math.isnan(low) else f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="7" y2="7"/>'
+    seeds = "".join(
+        f'<circle class="seed" cx="{at(x):.1f}" cy="18" r="2.5"><title>{x:.4g}</title></circle>' for x in c.objectives
+    )
     return (
-        '<svg width="160" height="18" stroke="#9db8e0" stroke-width="4" stroke-linecap="round" aria-hidden="true">'
-        f'{line}<circle cx="{at(iqm):.1f}" cy="9" r="4" fill="#1f5fbf" stroke="none"/></svg>'
+        '<svg width="160" height="22" stroke="#9db8e0" stroke-width="4" stroke-linecap="round" aria-hidden="true">'
+        f'{line}<g stroke="none"><circle cx="{at(iqm):.1f}" cy="7" r="4" fill="#1f5fbf"/>'
+        f'<g fill="#1f5fbf" fill-opacity="0.5">{seeds}</g></g></svg>'
     )
 
 
@@ -254,7 +295,8 @@ def _section(title: str, text: str, content: str) -> str:
     return f"<section>\n<h2>{title}</h2>\n{said}{content}\n</section>\n"
 
 
-def _plot(figure: go.Figure | None, name: str, otherwise: str) -> str:
+def _plot(figure: go.Figure | None, name: str, otherwise: str, *, tools: bool = True) -> str:
+    """A figure that scrolls where the page is narrower than it can be. Without `tools` there are no buttons over its marks."""
     if figure is None:
         return f"<p>{html.escape(otherwise)}</p>"
     drawn = to_html(
@@ -262,9 +304,9 @@ def _plot(figure: go.Figure | None, name: str, otherwise: str) -> str:
         full_html=False,
         include_plotlyjs=False,
         div_id=name,
-        config=_CONFIG,
+        config=_CONFIG | {"displayModeBar": tools},
     )
-    return f'<div class="plot">{drawn}</div>'
+    return f'<div class="plot"><div style="min-width: {figures.least_width(figure)}px">{drawn}</div></div>'
 
 
 def _scrolled(head: str, rows: Sequence[str]) -> str:

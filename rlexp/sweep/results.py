@@ -20,6 +20,7 @@ from jaxtyping import Int
 from rlexp import rundir
 from rlexp.compose import override_key
 from rlexp.loggers import jsonl
+from rlexp.loggers.base import algorithm
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric
 
@@ -69,6 +70,7 @@ class Results(NamedTuple):
     importance: dict[str, Importance]  # {environment: ...}
     command: list[str]  # which started the sweep, after `python -m rlexp`
     place: Path  # where it was started
+    algorithm: str  # the last part of its module's name; empty where there are several, or no job has begun
 
     def of(self, environment: str) -> list[Configuration]:
         """The configurations in one environment."""
@@ -100,6 +102,7 @@ def gather(directory: Path) -> Results:
         importance={name: _importance([c for c in ranked if c.environment == name], swept) for name in names},
         command=command if isinstance(command, list) else [],
         place=Path(place) if isinstance(place, str) else directory,
+        algorithm=_algorithm(directory, jobs),
     )
 
 
@@ -235,6 +238,19 @@ def _environment(run_dir: Path) -> str | None:
         return str(rundir.read_yaml(run_dir / "config.yaml")["env"]["name"])
     except (OSError, KeyError, TypeError):
         return None
+
+
+def _algorithm(directory: Path, jobs: Sequence[Entry]) -> str:
+    """Of all jobs; where it is no part of their overrides, any job that has begun knows it."""
+    chosen = {settings.get(key) for settings in map(settings_of, jobs) for key in ("algo", "algo.module")}
+    if len(chosen - {None}) > 1:
+        return ""
+    for job in jobs:
+        try:
+            return algorithm(rundir.read_yaml(directory / job.dir / "config.yaml"))
+        except (OSError, AttributeError):
+            continue
+    return ""
 
 
 def _importance(configurations: Sequence[Configuration], swept: Sequence[str]) -> Importance:

@@ -63,3 +63,26 @@ def test_one_evaluation_is_a_visible_point(tmp_path):
     write(tmp_path, [{"eval/return_mean": 5.0, "eval/return_std": 0.0}])
     curve.draw(tmp_path)
     assert pixels(tmp_path / "curve.png", EVAL) > 30
+
+
+def test_the_title_says_what_was_trained(tmp_path, monkeypatch):
+    """Environment, algorithm and seed; it lies above the legend, and the picture is as large as without."""
+    from matplotlib.axes import Axes
+
+    from rlexp.loggers import RunInfo
+
+    titles, real = [], Axes.set_title
+
+    def seen(axes, label, **more):
+        titles.append((label, more["parse_math"]))
+        return real(axes, label, **more)
+
+    monkeypatch.setattr(Axes, "set_title", seen)
+    config = {"env": {"name": "CartPole-v1"}, "algo": {"module": "rlexp.algos.ppo"}, "seed": 3}
+    for n, known in enumerate((config, {}, {"env": {"module": "mine.lights"}, "seed": 0})):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        write(folder, [{"eval/return_mean": 5.0, "train/return_mean": 3.0}] * 2)
+        curve.make(RunInfo(folder, "id", known, 1000, 0, 0.0)).close({})
+        assert pixels(folder / "curve.png", EVAL) > 30
+    assert titles == [("CartPole-v1, ppo, seed 3", False), ("lights, seed 0", False)]

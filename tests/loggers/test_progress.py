@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,18 @@ def evaluated(env_steps: int, wall_s: float, mean: float, std: float = 20.06, tr
     return row(env_steps, wall_s, eval__return_mean=mean, eval__return_std=std, train__return_mean=train)
 
 
-def test_a_plain_line_for_each_evaluation(capsys):
+@pytest.fixture(autouse=True)
+def closed(monkeypatch):
+    """Plain displays speak of themselves while they are open."""
+    opened = []
+    real = progress.make
+    monkeypatch.setattr(progress, "make", lambda *args: opened.append(real(*args)) or opened[-1])
+    yield
+    for display in opened:
+        display.close()
+
+
+def test_a_plain_line_for_each_row(capsys):
     display = progress.make("plain", infos())
     display.log([row(25_000, 10.0, train__return_mean=20.0)])  # ten seconds of compilation
     display.log([evaluated(50_000, 10.125, 195.34)])
@@ -29,16 +41,60 @@ def test_a_plain_line_for_each_evaluation(capsys):
     display.close()
     out, err = capsys.readouterr()
     assert out.splitlines() == [
+        "env_steps 25,000/500,000  train 20.0  2,500 steps/s  3:10 min left",
         "env_steps 50,000/500,000  return 195.3 ± 20.1  train 80.2  200,000 steps/s  2 s left",
         "env_steps 500,000/500,000  return 1,500.0 ± 20.1  200,000 steps/s",
     ]
     assert err == ""
 
 
+def test_a_plain_display_is_never_silent_for_long(capsys, monkeypatch):
+    """While it compiles and while a chunk takes its time; not before there is something to say, nor once it is closed."""
+    monkeypatch.setattr(progress, "_SILENCE_S", 0.02)
+    display = progress.make("plain", infos())
+    display.begin("compiling x; this can take a minute")
+    out = _until(capsys, lambda out: out.count("\n") >= 3)
+    display.note("W&B: offline")  # which does not replace it
+    out += _until(capsys, lambda out: "compiling" in out)
+    assert set(out.splitlines()) == {
+        "compiling x; this can take a minute",
+        "compiling x; this can take a minute: 0 s so far",
+        "W&B: offline",
+    }
+    display.log([evaluated(50_000, 1.0, 195.34)])
+    out = _until(capsys, lambda out: "takes" in out)
+    assert "env_steps 50,000/500,000  and on to the next line, which takes 0 s so far" in out
+    display.close()
+    time.sleep(0.05)
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().out == ""
+
+
+def _until(capsys, enough) -> str:
+    out = ""
+    while not enough(out):
+        time.sleep(0.005)
+        out += capsys.readouterr().out
+    return out
+
+
 def test_a_resumed_run_counts_its_own_speed(capsys):
     display = progress.make("plain", infos(start=400_000, start_wall_s=7200.0))
     display.log([evaluated(410_000, 7201.0, 1.0)])
     assert "10,000 steps/s  9 s left" in capsys.readouterr().out
+
+
+def test_what_came_before_the_first_update_has_no_speed(capsys):
+    """A memory is filled at once, and then learning begins."""
+    display = progress.make("plain", infos())
+    first = {"env_steps": 8_000, "wall_s": 0.1, "eval/return_mean": 9.0, "eval/return_std": 1.0}
+    display.log([first])
+    display.log([evaluated(10_000, 2.1, 20.0)])
+    assert capsys.readouterr().out.splitlines() == [
+        "env_steps 8,000/500,000  return 9.0 ± 1.0",
+        "env_steps 10,000/500,000  return 20.0 ± 20.1  train 80.2  1,000 steps/s  8:10 min left",
+    ]
 
 
 def test_a_pack_shows_mean_and_best(capsys):
@@ -88,7 +144,8 @@ def test_auto_is_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "140")
     display = progress.make("auto", infos())
-    display.note("compiling [ppo]")  # no markup: the brackets stay
+    display.begin("compiling [ppo]")  # no markup: the brackets stay
+    display.note("W&B: offline")
     display.log([row(25_000, 10.0, train__return_mean=20.0)])
     display.log([evaluated(50_000, 10.125, 195.34)])
     display.log([row(75_000, 10.25, train__return_mean=90.0)])  # the last evaluation stays in sight

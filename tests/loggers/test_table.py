@@ -120,7 +120,7 @@ def test_a_column_for_what_differs_with_its_whole_name_where_needed():
 def test_notes_and_warnings_stand_above():
     console = terminal()
     display = table.make(infos(2), console)
-    display.note("compiling [ppo]")
+    display.begin("compiling [ppo]")
     display.log(rows(25_000, 1.0, 1.0, 2.0))
     display.warn("no [network]")
     display.close()

@@ -1,5 +1,6 @@
 """W&B offline, read back from its files; online, against a stand-in on loopback; and every way to fail without harm."""
 
+import dataclasses
 import json
 import stat
 import subprocess
@@ -343,3 +344,52 @@ def test_wandb_not_installed(child, tmp_path):
     child.env["PYTHONPATH"] = f"{tmp_path}:{child.env['PYTHONPATH']}"
     done = child.run()
     assert done.stderr == "warning: W&B is off: no module named wandb; the metrics are in metrics.jsonl\n"
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def named(env: str = "CartPole-v1", algo: str = "rlexp.algos.ppo", **more: object) -> RunInfo:
+    return INFO._replace(config={"env": {"name": env}, "algo": {"module": algo}, "seed": 3} | more)
+
+
+@pytest.mark.parametrize(
+    ("info", "name"),
+    [
+        (named(), "cartpole-ppo-s3"),
+        (named("Breakout-MinAtar", "my.reinforce", run="train"), "breakout-minatar-reinforce-s3"),
+        (named("My Game (hard)/v2", run="eval"), "my-game-hard-v2-ppo-s3-eval"),
+        (named(seed=[0, 1]), "cartpole-ppo-s0-s1"),
+        (named(seed=list(range(16))), "cartpole-ppo-16-seeds"),
+        (INFO, "member00"),
+    ],
+)
+def test_a_run_has_a_name_that_can_be_read(info, name):
+    assert wandb.display_name(info) == name
+
+
+def test_what_a_run_is_called_and_its_columns(tmp_path):
+    """The id is in the configuration too; a name that was given is kept."""
+
+    asked: list[dict] = []
+
+    class Module:
+        Settings = dict
+
+        class Run:
+            def define_metric(self, *_: object, **__: object) -> None: ...
+
+        def init(self, **given: object) -> object:
+            asked.append(given)
+            return self.Run()
+
+    node, _ = compose.compose_node(["seed=5", "env=gymnax/pendulum"])
+    config = parse(node, Config)[0].logger.wandb
+    info = RunInfo(tmp_path, "c0ffee42", node, 10, 0, 0.0)
+    for each in (config, dataclasses.replace(config, name="mine")):
+        wandb._init(Module(), "offline", each, info, None)
+    first, second = asked
+    assert (first["name"], first["id"], second["name"]) == ("pendulum-ppo-s5", "c0ffee42", "mine")
+    columns = {name: first["config"][name] for name in ("run_id", "environment", "algorithm")}
+    assert columns == {"run_id": "c0ffee42", "environment": "Pendulum-v1", "algorithm": "ppo"}
+    assert {name: x for name, x in first["config"].items() if name not in columns} == node

@@ -41,8 +41,8 @@ def test_a_larger_total_goes_on_and_the_schedule_follows(tmp_path):
     (summary,) = train(tmp_path, *TINY, "total_env_steps=1280", resume=Resume(tmp_path / "0", "all"))
     assert (summary["status"], summary["env_steps"], summary["resumed_from"]) == ("finished", 1280, 640)
     lines = rows(tmp_path / "0")
-    assert [r["env_steps"] for r in lines] == [320, 640, 960, 1280]
-    half_of_new = [r["loss/lr"] for r in lines][2:]
+    assert [r["env_steps"] for r in lines] == [0, 320, 640, 960, 1280]
+    half_of_new = [r["loss/lr"] for r in lines[3:]]
     assert half_of_new[0] == pytest.approx(2.5e-4 * (1 - 12 / 20), rel=1e-5)  # updates 10 … 14 of 20, not of 10
 
 

@@ -5,53 +5,22 @@ import html
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from made_up_sweep import COMMAND, made_up
 from support import QUIET, command_line, environment
 
 from rlexp.sweep import figures, report
 from rlexp.sweep.__main__ import main
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.results import gather
-
-COMMAND = ["-m", "algo.hp.lr=1e-4,1e-3", "seed=range(0,4)", "total_env_steps=300", "hydra.sweep.dir=made up"]
-
-
-def made_up(
-    directory: Path,
-    jobs: Sequence[tuple[str, Any]],
-    *,
-    command: Sequence[str] = COMMAND,
-    env: str = "CartPole-v1",
-) -> Path:
-    """A sweep of (overrides, final return); a text instead of the return: the job failed so; None: it has not begun."""
-    directory.mkdir(exist_ok=True)
-    manifest = Manifest(directory)
-    for number, (overrides, end) in enumerate(jobs):
-        manifest.add(number, shlex.split(overrides))
-        if end is None:
-            continue
-        run_dir = directory / str(number)
-        run_dir.mkdir()
-        (run_dir / "config.yaml").write_text(yaml.safe_dump({"env": {"name": env}}))
-        last = 1.0 if isinstance(end, str) else end
-        points = [(100, last / 2), (150, None), (200, 0.9 * last), (300, last)]
-        lines = [{"env_steps": x, "wall_s": 0.1, "eval/return_mean": y} for x, y in points]
-        (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        manifest.change([number], again=True, status="finished", objective=last, run_id=f"a{number:07d}")
-        if isinstance(end, str):
-            manifest.change([number], status="failed", error=end)
-    manifest.remember("command", list(command))
-    manifest.remember("cwd", str(directory))
-    return directory
 
 
 def two_rates(more: Mapping[int, Any] | None = None) -> list[tuple[str, Any]]:
@@ -155,6 +124,34 @@ def test_the_command_composes_to_what_was_run(tmp_path):
     node = yaml.safe_load(done.stdout)
     assert node["network"]["hidden"] == [8, 16] and node["logger"]["wandb"]["group"] == 'a $(b) "c"'
     assert (node["env"]["params"]["gravity"], node["algo"]["hp"]["lr"], node["seed"]) == (5.0, 0.002, 9)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "title"),
+    [
+        (["algo.hp.lr=1 seed=0", "algo.hp.lr=2 seed=0"], "lr of ppo on CartPole-v1"),
+        (["a.x=1 b.x=2", "a.x=2 b.x=3"], "a.x and b.x of ppo on CartPole-v1"),
+        (["a=1 b=1 c=1 d=1", "a=2 b=2 c=2 d=2"], "a, b and 2 more of ppo on CartPole-v1"),
+        (["algo=ppo", "algo=pqn"], "algo on CartPole-v1"),
+        (["seed=1", "seed=2"], "2 seeds of ppo on CartPole-v1"),
+        (["x=1"], "1 run of ppo on CartPole-v1"),
+    ],
+)
+def test_the_title_is_the_question(tmp_path, jobs, title):
+    directory = made_up(tmp_path / "s", [(line, 1.0) for line in jobs])
+    report.write(directory)
+    assert f"<h1>{title}</h1>" in page(directory) and f"<title>{title} – s</title>" in page(directory)
+
+
+def test_each_seed_has_a_dot(tmp_path):
+    """To the scale that the intervals have."""
+    directory = made_up(tmp_path / "s", two_rates({6: "Error"}))
+    report.write(directory)
+    dots = re.findall(r'class="seed" cx="([0-9.]+)"[^>]*><title>([0-9.]+)</title>', page(directory))
+    assert [float(x) for _, x in dots] == [10, 20, 30, 400, 50, 60, 80]  # whole configurations come first
+    places = {float(x): float(at) for at, x in dots}
+    assert places[10] == 6 and places[400] == 154  # the ends of the scale
+    assert places[50] == pytest.approx(6 + 148 * 40 / 390, abs=0.1)
 
 
 def test_a_configuration_that_lost_a_seed_is_not_the_best(tmp_path):
@@ -317,129 +314,6 @@ def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path, capsys):
     assert line.startswith("rlexp.sweep: cannot write the report: ") and str(directory / "report") in line
 
 
-# --- in a browser ------------------------------------------------------------------------------------------------------
-
-# Reads the page as it was drawn, and writes what it saw into the page.
-PROBE = """<script>
-window.addEventListener("load", () => setTimeout(() => {
-  const all = (where, what) => [...document.querySelectorAll("#" + where + " " + what)];
-  const size = (x) => { const box = x.getBoundingClientRect(); return [box.width, box.height]; };
-  const ink = (canvas) => {
-    const copy = document.createElement("canvas").getContext("2d");
-    [copy.canvas.width, copy.canvas.height] = [canvas.width, canvas.height];
-    copy.drawImage(canvas, 0, 0);
-    const data = copy.getImageData(0, 0, canvas.width, canvas.height).data;
-    let count = 0;
-    for (let i = 3; i < data.length; i += 4) count += data[i] > 0;
-    return count;
-  };
-  const seen = {
-    plots: [...document.querySelectorAll(".plotly-graph-div")].map((x) => [x.id, ...size(x)]),
-    lines: all("curves-0", ".trace:not(:has(.js-fill)) path.js-line").map(size),
-    bands: all("curves-0", ".trace path.js-fill").map(size),
-    legend: all("curves-0", ".legendtext").map((x) => x.textContent),
-    axes: all("parallel-0", ".axis-title").map((x) => x.textContent),
-    ticks: all("parallel-0", ".axis .tick text").map((x) => x.textContent),
-    ink: all("parallel-0", "canvas").map(ink),
-    bars: all("importance-0", ".bars .point path").map(size),
-    buttons: [...document.querySelectorAll(".modebar-btn")].map((x) => x.dataset.title),
-    fetched: performance.getEntriesByType("resource").map((x) => x.name).filter((x) => !x.startsWith("data:")),
-    injected: document.querySelectorAll("img, b, main script[src]").length,
-    text: document.querySelector("main").innerText,
-  };
-  const element = document.createElement("script");
-  element.type = "application/json"; element.id = "seen";
-  element.textContent = encodeURIComponent(JSON.stringify(seen));
-  document.body.append(element);
-}, 3000));
-</script>
-</body>"""
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --enable-unsafe-swiftshader --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync --enable-logging=stderr "
-    "--virtual-time-budget=10000 --window-size=1240,1000"
-)
-
-
-def in_chromium(file: Path, *more: str) -> tuple[str, list[str]]:
-    """The page after its scripts ran, and all that it said on the console. In CI a missing browser is a failure."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium: apt install chromium")
-    profile = file.parent / "chromium"
-    profile.mkdir()
-    done = subprocess.run(
-        [browser, *FLAGS.split(), f"--user-data-dir={profile}", *more, file.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    console = [line for line in done.stderr.splitlines() if ":CONSOLE:" in line]
-    # WebGL without a GPU tells how fast it is; that is no matter of the page.
-    return done.stdout, [line for line in console if "GL Driver Message (OpenGL, Performance" not in line]
-
-
-def probed(directory: Path) -> tuple[dict[str, Any], list[str]]:
-    copy = directory / "probed.html"
-    text = (directory / "report.html").read_text()
-    assert text.count("</body>") == 1
-    copy.write_text(text.replace("</body>", PROBE))
-    dom, console = in_chromium(copy, "--dump-dom")
-    found = re.search(r'<script type="application/json" id="seen">(.*?)</script>', dom)
-    assert found, console or dom[-2000:]
-    from urllib.parse import unquote
-
-    return json.loads(unquote(found[1])), console
-
-
-def test_in_a_browser_it_draws(tmp_path):
-    lines = [
-        (f"algo.hp.lr={lr} algo={algo} seed={seed}", 10.0 * i + seed + (algo == "pqn"))
-        for i, lr in enumerate(("0.0001", "0.001", "0.01"))
-        for algo in ("ppo", "pqn")
-        for seed in range(4)
-    ]
-    directory = made_up(tmp_path / "s", lines)
-    report.write(directory)
-    seen, console = probed(directory)
-    assert console == [] and seen["fetched"] == []
-    assert [name for name, *_ in seen["plots"]] == ["curves-0", "parallel-0", "importance-0"]
-    assert all(width > 800 and height > 100 for _, width, height in seen["plots"])
-    assert len(seen["lines"]) == len(seen["bands"]) == 6
-    assert all(width > 400 and height > 5 for width, height in seen["lines"] + seen["bands"])
-    assert seen["legend"][0] == "1. lr=0.01, algo=pqn" and len(seen["legend"]) == 6
-    assert seen["axes"] == ["lr", "algo", "return"]
-    assert {"0.0001", "0.001", "0.01", "ppo", "pqn"} <= set(seen["ticks"])
-    assert max(seen["ink"]) > 2000  # 24 lines across the page
-    assert len(seen["bars"]) == 2 and max(width for width, _ in seen["bars"]) > 200
-    assert seen["buttons"] and not [title for title in seen["buttons"] if re.search("(?i)cloud|share|plotly", title)]
-    assert "python -m rlexp -m algo.hp.lr=0.01 algo=pqn 'seed=range(0,4)'" in seen["text"]
-
-
-def test_in_a_browser_text_stays_text(tmp_path):
-    """What a user wrote is shown letter by letter: no markup of it is read, by the page or by Plotly."""
-    evil = "</script><img src=x onerror=oops()><b>&lt;"
-    jobs = [(f"{shlex.quote(f'tag={evil}{i}')} seed={s}", 5.0 * i + s) for i in range(2) for s in range(3)]
-    jobs.append((shlex.quote(f"tag={evil}3"), f"Error: {evil}"))
-    directory = made_up(tmp_path / "s", jobs, command=["-m", f"tag={evil}"], env=f"Env {evil}")
-    report.write(directory)
-    seen, console = probed(directory)
-    assert console == [] and seen["fetched"] == [] and seen["injected"] == 0
-    assert f"Env {evil}" in seen["text"] and f"Error: {evil}" in seen["text"] and f"{evil}1" in seen["text"]
-    assert len(seen["lines"]) == 2
-    names = [f"{rank}. tag={evil}{i}" for rank, i in ((1, 1), (2, 0))]
-    assert seen["legend"] == [f"{name[:19]}…{name[-20:]}" for name in names]
-    assert [tick for tick in seen["ticks"] if "…" in tick] == [f"{evil[:19]}…{evil[-19:]}{i}" for i in (0, 1)]
-
-
-def test_the_test_would_hear_of_an_error(tmp_path):
-    file = tmp_path / "page.html"
-    file.write_text("<body><p>there</p><script>undefined_function()</script></body>")
-    dom, console = in_chromium(file, "--dump-dom")
-    assert "<p>there</p>" in dom
-    assert len(console) == 1 and "undefined_function is not defined" in console[0]
-
-
 # --- of a real sweep ---------------------------------------------------------------------------------------------------
 
 
@@ -464,7 +338,7 @@ def test_of_a_real_sweep(tmp_path):
     ]
     assert len(set(ends)) > 1 and float(rows[0]["objective_iqm"]) == pytest.approx(sum(ends) / 3)
     curve = [row for row in table(directory, "curves") if row["rank"] == "1"]
-    assert [int(row["env_steps"]) for row in curve] == [256, 512, 640]
+    assert [int(row["env_steps"]) for row in curve] == [0, 256, 512, 640]
     assert float(curve[-1]["iqm"]) == pytest.approx(float(rows[0]["objective_iqm"]))
 
     told = done.stdout.splitlines()[1].strip()

@@ -55,7 +55,7 @@ def test_each_member_leaves_what_it_would_alone(tmp_path):
     done = command_line(tmp_path, *SMALL, "algo.hp.lr=3e-3", "seed=5", "hydra.run.dir=alone")
     assert done.returncode == 0, done.stderr
     ours, theirs = (without_clock(rows(folder)) for folder in (member, alone))
-    assert len(ours) == len(theirs) == 3
+    assert len(ours) == len(theirs) == 4
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
     summary = json.loads((member / "summary.json").read_text())
@@ -249,7 +249,7 @@ def test_a_full_disk_in_one_members_directory(tmp_path):
             for number in (0, 2):
                 assert json.loads((tmp_path / f"sweep/{number}/summary.json").read_text())["status"] == "finished"
                 assert (
-                    len(rows(tmp_path / f"sweep/{number}")) == 1000 and saved(tmp_path / f"sweep/{number}")[0] == 1000
+                    len(rows(tmp_path / f"sweep/{number}")) == 1001 and saved(tmp_path / f"sweep/{number}")[0] == 1000
                 )
     finally:
         subprocess.run(["umount", "-l", str(full)], check=True)

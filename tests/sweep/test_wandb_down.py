@@ -1,5 +1,6 @@
 """A sweep whose W&B server does not answer loses nothing: its runs are offline, and `sync` uploads them later."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,4 +45,5 @@ def test_unreachable_and_uploaded_later(tmp_path: Path, runs, expected):
             assert server.runs.keys() == {job.run_id for job in jobs}
         for run in server.runs.values():
             assert [row["env_steps"] for row in run.history] == [row["env_steps"] for row in rows(tmp_path / "sweep/0")]
-            assert run.group == "sweep"
+            assert re.fullmatch("sweep-[0-9a-f]{6}", run.group)
+        assert len({run.group for run in server.runs.values()}) == 1

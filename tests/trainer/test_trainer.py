@@ -23,13 +23,14 @@ def test_a_run_leaves_what_it_should(tmp_path):
     assert summary["status"] == "finished"
     assert summary["env_steps"] == 1024  # rounded up to whole updates of 64
     lines = rows(run_dir)
-    assert [r["env_steps"] for r in lines] == [512, 1024]  # the first updates at or after 500 and 1000
+    assert [r["env_steps"] for r in lines] == [0, 512, 1024]  # the first updates at or after 500 and 1000
     assert summary["objective"] == lines[-1]["eval/return_mean"]
     expected = {"env_steps", "wall_s", "eval/return_mean", "eval/return_std", "eval/length_mean", "train/return_mean"}
     expected |= {"train/length_mean", "throughput/env_steps_per_second", "time/chunk_s"}
     names = "policy value entropy approx_kl clip_fraction explained_variance grad_norm lr"
     expected |= {f"loss/{name}" for name in names.split()}
-    assert set(lines[0]) == expected
+    assert set(lines[1]) == expected
+    assert set(lines[0]) == {name for name in expected if name.startswith(("env_steps", "wall_s", "eval/"))}
     assert (run_dir / "curve.png").stat().st_size > 1000
     assert list((run_dir / "checkpoints").glob("16/run"))
 
@@ -38,7 +39,7 @@ def test_each_member_of_a_pack_leaves_its_own(tmp_path):
     """Lines and summary of a member are those of a run alone."""
     summaries = train(tmp_path / "pack", *TINY, "total_env_steps=640", seeds=(3, 4))
     (alone,) = train(tmp_path / "alone", *TINY, "total_env_steps=640", seeds=(4,))
-    (third,), (fourth,), (single,) = (rows(tmp_path / name) for name in ("pack/3", "pack/4", "alone/4"))
+    (_, third), (_, fourth), (_, single) = (rows(tmp_path / name) for name in ("pack/3", "pack/4", "alone/4"))
     for seed, summary, line in zip((3, 4), summaries, (third, fourth), strict=True):
         assert summary == json.loads((tmp_path / f"pack/{seed}/summary.json").read_text())
         assert summary["objective"] == line["eval/return_mean"]
@@ -52,8 +53,8 @@ def test_a_line_a_chunk_and_evaluation_when_it_is_due(tmp_path):
     every = ("eval.every_env_steps=256", "logger.every_env_steps=128", "checkpoint.every_updates=5")
     train(tmp_path, *TINY, "total_env_steps=640", *every)
     lines = rows(tmp_path / "0")
-    assert [r["env_steps"] for r in lines] == [128, 256, 320, 384, 512, 640]
-    assert ["eval/return_mean" in r for r in lines] == [False, True, False, False, True, True]
+    assert [r["env_steps"] for r in lines] == [0, 128, 256, 320, 384, 512, 640]
+    assert ["eval/return_mean" in r for r in lines] == [True, False, True, False, False, True, True]
 
 
 def test_no_episode_ended_is_null_not_zero(tmp_path):
@@ -65,7 +66,7 @@ def test_no_episode_ended_is_null_not_zero(tmp_path):
         "network.hidden=[8]",
         "eval.num_episodes=1",
     )
-    (line,) = rows(tmp_path / "0")
+    _, line = rows(tmp_path / "0")
     assert line["train/return_mean"] is None
     assert line["eval/length_mean"] == 200
 
@@ -146,7 +147,7 @@ def test_nan_stops_names_the_metric_and_keeps_the_last_good_checkpoint(tmp_path,
         train(tmp_path, *TINY, *overrides)
     summary = json.loads((tmp_path / "0/summary.json").read_text())
     assert summary["status"] == "failed" and "not finite" in summary["error"]
-    good, bad = rows(tmp_path / "0")
+    _, good, bad = rows(tmp_path / "0")
     assert (good["env_steps"], bad["env_steps"], summary["env_steps"]) == (640, 1280, 1280)
     assert good["loss/lr"] > 0 and bad["loss/lr"] is None
     assert checkpoints(tmp_path / "0") == [10]
@@ -159,7 +160,7 @@ def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path, monkeyp
     def fourth_is_not_finite(chunk):
         found = values(chunk)
         chunks.append(chunk)
-        if len(chunks) >= 4:
+        if len(chunks) >= 5:  # the first is the evaluation before all updates
             found["loss/value"] = np.array([1.0, np.inf])
         return found
 
@@ -168,7 +169,7 @@ def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path, monkeyp
     first, second = train(tmp_path, *TINY, *every, seeds=(0, 1))
     assert (first["status"], second["status"]) == ("finished", "failed")
     assert second["error"] == "Diverged: loss/value is not finite at 256 environment steps"
-    assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [10, 4]
+    assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [11, 5]
     assert saved(tmp_path / "0")[0] == 10
     update, leaves = saved(tmp_path / "1")
     assert update == 3 and {x.shape[0] for x in leaves.values()} == {1}

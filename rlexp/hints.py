@@ -1,0 +1,46 @@
+"""What to type next: where a run or a sweep is, and the commands that evaluate it, go on with it, or report on it."""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlexp.compose import quoted
+
+
+def command(*words: str) -> str:
+    """A command line that a shell takes as it stands."""
+    return shlex.join(["python", "-m", *words])
+
+
+def resume(run_dir: Path) -> str:
+    """`resume=<directory>`, as Hydra reads it."""
+    plain = re.fullmatch(r"/[A-Za-z0-9_./-]+", str(run_dir))
+    return f"resume={run_dir}" if plain else quoted("resume", str(run_dir))
+
+
+def after_run(run_dir: Path, *, total_env_steps: int, saved: bool) -> list[str]:
+    """Said when a run has finished."""
+    lines = [f"finished: {run_dir}"]
+    if saved:
+        again = resume(run_dir)
+        lines += [
+            f"  evaluate:      {command('rlexp', 'run=eval', again)}",
+            f"  train longer:  {command('rlexp', again, f'total_env_steps={2 * total_env_steps}')}",
+        ]
+    return lines
+
+
+def after_sweep(directory: Path, statuses: Sequence[str], *, results: bool) -> list[str]:
+    """Said when a sweep's process ends, by the status of each job."""
+    counts = Counter(statuses)
+    where = str(directory)
+    lines = [f"{', '.join(f'{n} {status}' for status, n in counts.items())}: {where}"]
+    if results:
+        lines.append(f"  report:   {command('rlexp.sweep', 'report', where)}")
+    if counts.keys() - {"finished", "failed"}:
+        lines.append(f"  go on:    {command('rlexp.sweep', 'resume', where)}")
+    if counts["failed"]:
+        lines.append(f"  retry:    {command('rlexp.sweep', 'retry', where)}")
+    return lines
