@@ -7,6 +7,8 @@ A process that dies is noticed at once where the others wait for it in a collect
 `processes.timeout_s`. The others say so in one line and end with exit code 1.
 """
 
+import atexit
+import ctypes
 import functools
 import ipaddress
 import itertools
@@ -14,8 +16,10 @@ import json
 import os
 import platform
 import re
+import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,6 +77,7 @@ def start(config: ProcessesConfig, *, num_hosts: int) -> None:
     waiting = threading.Timer(config.timeout_s, give_up)
     waiting.daemon = True
     waiting.start()
+    _listen_for_deaths()
     try:
         jax.distributed.initialize(
             coordinator_address=address,
@@ -158,6 +163,44 @@ def _machine() -> str:
     return " ".join([platform.machine(), *sorted(able)])
 
 
+def _listen_for_deaths() -> None:
+    """JAX's own answer to the death of another process is some twenty native lines and SIGABRT. Ours is one line, and code 1.
+
+    There is no hook that Python could be called by: a callback for missed heartbeats would be handed a C++ status, which has
+    no Python type, and ends in the same SIGABRT. So that signal is what we hear, in the thread that was to end the process;
+    and what native code writes goes to a file from now on, which the line names. Python's own stderr stays where it was.
+    """
+    global _native
+    if _native is not None or threading.current_thread() is not threading.main_thread():
+        return
+    _native = Path(tempfile.gettempdir()) / f"rlexp-{os.getpid()}-native.txt"
+    sys.stderr.flush()
+    real = os.dup(2)
+    with open(_native, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(real, "w", buffering=1, errors="backslashreplace")
+    atexit.register(_forget_native)
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    libc.signal(signal.SIGABRT, ctypes.cast(_DIED, ctypes.c_void_p))
+
+
+def _died(signum: int) -> None:
+    del signum
+    last_word()
+    print(f"rlexp: {DIED} (JAX's words are in {_native})", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+_DIED = ctypes.CFUNCTYPE(None, ctypes.c_int)(_died)  # must live as long as the process
+_native: Path | None = None  # what native code has written to stderr
+
+
+def _forget_native() -> None:
+    if _native is not None:
+        _native.unlink(missing_ok=True)
+
+
 def is_lead() -> bool:
     """Whether this is the process that makes the run directory and logs."""
     return jax.process_index() == 0
@@ -219,5 +262,6 @@ def leave(code: int) -> None:
     if jax.process_count() > 1 or store.is_used():
         sys.stdout.flush()
         sys.stderr.flush()
+        _forget_native()
         os._exit(code)
     sys.exit(code)
