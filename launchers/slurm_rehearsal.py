@@ -88,9 +88,10 @@ class Rehearsal:
         if not codes or None in codes:
             return {}
         self._running, self._tell_at = [], float("inf")
-        why = Why.LOST if _REQUEUED in codes else Why.DIED
-        how = "was told that its time is over" if why is Why.LOST else f"ended with exit code {max(codes, key=abs)}"  # type: ignore[arg-type]
-        return {running[0].name: Ended(f"{how}{last_words(self._log)}; its log is {self._log}", why)}
+        if _REQUEUED in codes:
+            return {running[0].name: Ended(f"was told that its time is over; its log is {self._log}", Why.LOST)}
+        code = max((code for code in codes if code is not None), key=abs)
+        return {running[0].name: Ended(f"ended with exit code {code}{last_words(self._log)}; its log is {self._log}")}
 
     def stop(self) -> bool:
         self._tell(signal.SIGTERM)

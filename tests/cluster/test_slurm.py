@@ -240,17 +240,19 @@ def test_the_time_is_over_and_wandb_runs_go_on(sweeps, cluster):
 
 
 def test_a_worker_is_killed(sweeps, cluster, undisturbed):
-    """By Slurm, when its time is over and it does not end; then by kill -9, which fails its Slurm job. The parent submits the
+    """By Slurm, when its time is over and it is still saving; then by kill -9, which fails its Slurm job. The parent submits the
     pack again, which goes on from its checkpoint."""
-    parent = sweeps.start("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
-    worker = ("-f", f"submitit.core._submit {sweeps.directory}")
-    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+    module = hold_save(sweeps.directory, 3000)
+    sweeps.env["PYTHONPATH"] += os.pathsep + str(sweeps.directory)
+    line = ("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
+    parent = sweeps.start(*line, f"checkpoint.module={module}")
+    sweeps.wait((sweeps.directory / "saving").exists, "it to save")
     (first,) = sweeps.in_slurm()
-    subprocess.run(["pkill", "-STOP", *worker], check=True)
     cluster("scontrol", "update", f"jobid={first}", "EndTime=now+1")
     sweeps.wait(lambda: f"its process ended as Slurm job {first}: TIMEOUT" in sweeps.said(), "Slurm to kill it")
-    sweeps.wait(lambda: sweeps.starts() == 2, "it to go on")
-    subprocess.run(["pkill", "-KILL", *worker], check=True)
+    (sweeps.directory / "go_on").touch()
+    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+    subprocess.run(["pkill", "-KILL", "-f", f"submitit.core._submit {sweeps.directory}"], check=True)
     assert parent.wait(400) == 0, sweeps.said()
     assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("finished", 3)] * 2
     assert len(list(sweeps.directory.glob("sweep/slurm/*_log.out"))) == 3
