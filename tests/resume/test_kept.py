@@ -68,12 +68,12 @@ def test_lines_that_are_gone_are_told_when_a_run_goes_on(tmp_path, capfd):
     train(tmp_path, *SMALL, stop=StopAfter(2))
     run, metrics = tmp_path / "0", tmp_path / "0/metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
-    assert [row["env_steps"] for row in rows(run)] == [256, 512]
+    assert [row["env_steps"] for row in rows(run)] == [0, 256, 512]
     metrics.unlink()
     train(tmp_path, *SMALL, resume=Resume(run, "all"))
     assert f"{metrics}: the lines up to 512 environment steps are not all there (it is gone)" in capfd.readouterr().err
     assert [row["env_steps"] for row in rows(run)] == [640]
-    metrics.write_text(lines[0] + lines[1][:-9])
+    metrics.write_text(lines[0] + lines[1] + lines[2][:-9])
     assert "(it ends at 256)" in (jsonl.gap(metrics, 512) or "")
     metrics.write_text("".join(lines))
     assert jsonl.gap(metrics, 512) is None
