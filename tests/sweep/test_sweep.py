@@ -47,6 +47,9 @@ def jobs(directory: Path) -> list[Entry]:
 def test_each_member_leaves_what_it_would_alone(tmp_path):
     done = sweep(tmp_path, "algo.hp.lr=1e-3,3e-3", "seed=4,5")
     assert "1 of 1: 4 jobs in one program" in done.stdout
+    directory = tmp_path / "sweep"
+    assert f"the sweep is in {directory}\n" in done.stdout
+    assert f"4 finished: {directory}\n  report:   python -m rlexp.sweep report {directory}\n" in done.stdout
     assert [(e.status, e.attempt) for e in jobs(tmp_path)] == [("finished", 1)] * 4
     for entry, lr, seed in zip(jobs(tmp_path), ("0.001", "0.001", "0.003", "0.003"), (4, 5, 4, 5), strict=True):
         assert {f"algo.hp.lr={lr}", f"seed={seed}"} < set(entry.overrides)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import build, rows, saved, train
 
-from rlexp import program, trainer
+from rlexp import hints, program, trainer
 from rlexp.algos import common
 from rlexp.stop import Stop
 from rlexp.trainer import Diverged, layout_of
@@ -16,9 +16,15 @@ from rlexp.trainer import Diverged, layout_of
 TINY = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=16", "network.hidden=[8]", "eval.num_episodes=2")
 
 
-def test_a_run_leaves_what_it_should(tmp_path):
-    (summary,) = train(tmp_path, *TINY, "total_env_steps=1000", "eval.every_env_steps=500", "logger.curve=true")
+def test_a_run_leaves_what_it_should(tmp_path, capsys):
+    told = ("logger.curve=true", "logger.progress=plain")
+    (summary,) = train(tmp_path, *TINY, "total_env_steps=1000", "eval.every_env_steps=500", *told)
     run_dir = tmp_path / "0"
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"the run is in {run_dir}"
+    assert sum(line.startswith("compiling ") for line in said if "so far" not in line) == 1
+    assert [line.split()[1] for line in said if line.startswith("env_steps")] == ["0/1,024", "512/1,024", "1,024/1,024"]
+    assert said[-3:] == hints.after_run(run_dir, total_env_steps=1024, saved=True)
     assert summary == json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["env_steps"] == 1024  # rounded up to whole updates of 64
