@@ -335,4 +335,4 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
 
 if __name__ == "__main__":
     commands.leave_if_verb(sys.argv[1:])
-    main()
+    process.run(main)

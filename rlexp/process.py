@@ -8,7 +8,11 @@ import io
 import os
 import signal
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_LAST_S = 30.0  # that threads and exit handlers have once all is done
 
 
 def prepare() -> None:
@@ -25,6 +29,24 @@ def prepare() -> None:
     import logging  # only now: it takes as long as all before
 
     logging.raiseExceptions = False  # a log file on a full disk is no reason for a traceback a line
+
+
+def run(main: Callable[[], object], *, last_s: float = _LAST_S) -> NoReturn:
+    """Ends the process with what `main` ends with, and soon after it: whatever thread may still wait for what never comes."""
+    code = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+        raise
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        watchdog = threading.Timer(last_s, os._exit, (code,))
+        watchdog.daemon = True
+        watchdog.start()
+    sys.exit(code)
 
 
 class _Unheard(io.FileIO):

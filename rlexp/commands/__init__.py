@@ -29,7 +29,7 @@ def main() -> None:
     leave_if_verb(sys.argv[1:])
     from rlexp.__main__ import main as run
 
-    run()
+    process.run(run)
 
 
 def leave_if_verb(arguments: Sequence[str]) -> None:

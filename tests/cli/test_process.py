@@ -42,6 +42,16 @@ def test_printing_never_fails(tmp_path, redirected):
     assert (tmp_path / "own").read_text() == "mine"
 
 
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_an_end_is_bounded(tmp_path, code):
+    """A thread that waits for ever, as Orbax's have, does not keep the process."""
+    forever = "import sys, threading, time; from rlexp import process\n"
+    forever += "def main(): threading.Thread(target=time.sleep, args=(1000,)).start(); sys.exit(int(sys.argv[1]))\n"
+    forever += "process.run(main, last_s=0.1)"
+    done = subprocess.run([sys.executable, "-c", forever, str(code)], cwd=tmp_path, env=environment(), timeout=60)
+    assert done.returncode == code
+
+
 def test_signals_in_any_order_ask_for_the_end(monkeypatch):
     """SIGHUP after SIGUSR2 too. One Ctrl-C that comes twice is one; another one, later, ends at once."""
     clock = [100.0]
