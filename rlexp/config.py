@@ -24,6 +24,8 @@ from pydantic import (
     ValidationError,
 )
 
+from rlexp import kinds
+
 T = TypeVar("T")
 
 
@@ -277,7 +279,7 @@ def _read_modules(node: Any, path: str, modules: dict[str, str]) -> Any:
 
 
 def load_module(name: Any, path: str) -> Any:
-    """The module that a `module:` key names. Raises ConfigError where there is none, or it has no Config and make."""
+    """The module that a `module:` key names. Raises ConfigError where there is none, or it lacks what `kinds` says of it."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}.module: {name!r} is not the name of a Python module")
     try:
@@ -288,11 +290,10 @@ def load_module(name: Any, path: str) -> Any:
             its_own = error.name and name.startswith(error.name)
             why = "there is none" if its_own else f"it needs {error.name}, which is not installed"
         raise ConfigError(f"{path}.module: no Python module {name!r} can be imported ({why})") from error
-    missing = [x for x in ("Config", "make") if x not in vars(module)]
-    if missing:
-        raise ConfigError(f"{path}.module: {name!r} has no {' and no '.join(missing)}")
-    if not dataclasses.is_dataclass(module.Config):
+    if "Config" in vars(module) and not dataclasses.is_dataclass(module.Config):
         raise ConfigError(f"{path}.module: {name}.Config must be a dataclass")
+    if missing := kinds.missing(path, module):
+        raise ConfigError(f"{path}.module: {name!r} has no {' and no '.join(missing)}")
     return module
 
 

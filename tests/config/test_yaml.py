@@ -3,7 +3,10 @@
 import dataclasses
 import inspect
 import os
+import sys
+from dataclasses import make_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -162,3 +165,28 @@ def test_a_key_that_came_later_leaves_older_runs_as_they_are():
     assert older.network.shared_trunk is False
     assert "network.shared_trunk" not in resume_fingerprint(older, modules, 1)
     assert resume_fingerprint(changed, modules, 1)["network.shared_trunk"] is True
+
+
+@pytest.mark.parametrize(
+    ("path", "lacks", "told"),
+    [
+        ("launcher", "cancel", "has no cancel"),
+        ("launcher", "SUBMITS", "has no SUBMITS"),
+        ("logger", "check", "has no check"),
+        ("checkpoint", "restore_into", "has no restore_into"),
+        ("network", "make", "has no make"),
+        ("launcher", None, "has no Config.pack and no Config.max_pack"),
+        ("algo", None, "has no Config.source and no Config.hp"),
+    ],
+)
+def test_a_module_is_held_to_what_its_kind_is(monkeypatch, path, lacks, told):
+    """Callers count on it; it is told before anything starts."""
+    node, _ = compose.compose_node([])
+    good = vars(load_module(node[path]["module"], path))
+    lame = ModuleType("lame_module")
+    vars(lame).update({k: v for k, v in good.items() if k not in ("__name__", lacks)})
+    if lacks is None:
+        lame.Config = make_dataclass("Config", [("module", str)])
+    monkeypatch.setitem(sys.modules, "lame_module", lame)
+    with pytest.raises(ConfigError, match=rf"{path}\.module: 'lame_module' {told}$"):
+        parse(node | {path: node[path] | {"module": "lame_module"}})
