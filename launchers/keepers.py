@@ -76,7 +76,8 @@ class Keeper(threading.Thread):
                 ended: Any = self._train(task)
                 self._fetch(task)
                 self._setting.bring(task)
-                self._slice.remember(None, None)
+                if not self._stopping.is_set():  # else what may still run saves before the slice is deleted
+                    self._slice.remember(None, None)
                 self.task, self.idle_since = None, self._clock.now()
                 self._out.put((self, task, ended))
         except Exception as error:
@@ -101,7 +102,7 @@ class Keeper(threading.Thread):
           GcloudError: no slice can be had.
           Faulty: this one is of no use.
         """
-        count, self._lost = PREEMPTIONS + task.name, self._slice.patience(most_s=_CALM_S)
+        count, self._lost = PREEMPTIONS + task.name, self._slice.patience(most_s=_CALM_S, free=1)
         while not self._stopping.is_set():
             try:
                 return self._attempt(task)
@@ -123,9 +124,7 @@ class Keeper(threading.Thread):
                     self._setting.say(f"{self.name}: {error}; pack {task.name} goes on from its checkpoint")
                     if number > self._setting.preemptions:
                         return Ended(f"was preempted {number} times (launcher.preemptions)", Why.HOPELESS)
-                if self._lost.waits:  # the first time it is made again at once
-                    self._lost.wait(self._stopping)
-                self._lost.waits += 1
+                self._lost.wait(self._stopping)
         return None
 
     def _attempt(self, task: Task) -> Ended | None:

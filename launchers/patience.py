@@ -19,11 +19,18 @@ class Patience:
     """With one thing that is tried again and again."""
 
     def __init__(
-        self, clock: Clock, first_s: float, *, most_s: float, times: int | None = None, hours: float | None = None
+        self,
+        clock: Clock,
+        first_s: float,
+        *,
+        most_s: float,
+        times: int | None = None,
+        hours: float | None = None,
+        free: int = 0,
     ):
-        """Waits begin with `first_s` and double up to `most_s`; so many times, or for so long."""
+        """Waits begin with `first_s` and double up to `most_s`; so many times, or for so long. Before them, `free` take no time."""
         self._clock, self._first_s, self._most_s = clock, first_s, most_s
-        self._times, self._hours = times, hours
+        self._times, self._hours, self._free = times, hours, free
         self.reset()
 
     def reset(self) -> None:
@@ -40,8 +47,10 @@ class Patience:
         """Whether it is worth another try, before which this waits."""
         if self.is_over:
             return False
-        seconds = min(self._most_s, self._first_s * 2.0 ** min(self.waits, 60))
         self.waits += 1
+        if self.waits <= self._free:
+            return True
+        seconds = min(self._most_s, self._first_s * 2.0 ** min(self.waits - self._free - 1, 60))
         if stop is None:
             self._clock.sleep(seconds)
         else:

@@ -94,9 +94,9 @@ class Slice:
             self._setting.say(f"{self.name}: {text}")
         self._told = text
 
-    def patience(self, *, most_s: float = _MOST_S, times: int | None = None, hours: float | None = None) -> Patience:
+    def patience(self, *, most_s: float = _MOST_S, **end: Any) -> Patience:
         """Its waits begin with the time between two looks."""
-        return Patience(self._clock, self._setting.poll_s, most_s=most_s, times=times, hours=hours)
+        return Patience(self._clock, self._setting.poll_s, most_s=most_s, **end)
 
     # --- made and waited for ------------------------------------------------------------------------------------------
 
@@ -107,10 +107,8 @@ class Slice:
           GcloudError: it cannot be had.
         """
         until = self.patience(most_s=_LOOK_S, hours=self._setting.wait_hours)
-        trouble, made = (
-            self.patience(times=_TRIES),
-            self.patience(times=_TRIES),
-        )  # what fails; slices that come to nothing
+        trouble = self.patience(times=_TRIES)  # what fails
+        made, ended = (self.patience(times=_TRIES, free=1) for _ in range(2))  # slices that come to nothing
         moving = self.patience(hours=_MOVING * self._setting.poll_s / 3600)
         while not self._stopping.is_set():
             try:
@@ -135,6 +133,7 @@ class Slice:
                     moving.reset()
                     if seen.state is State.FAILED:
                         raise GcloudError(seen.said)
+                    self._pause(ended, "deleted")
             except GcloudError as error:
                 quota = error.means is Means.QUOTA
                 if error.means is Means.FATAL or (quota and not self._had) or until.is_over:
@@ -144,7 +143,7 @@ class Slice:
 
     def _pause(self, patience: Patience, said: str, error: GcloudError | None = None) -> None:
         """Waits. Raises GcloudError where that has been done for long enough."""
-        self.say(f"{said}; waiting")
+        self.say(f"is {said}; waiting" if error is None else f"{said}; waiting")
         if not patience.wait(self._stopping):
             raise GcloudError(f"{said}, and so it was for long enough", means=Means.FATAL) from error
 

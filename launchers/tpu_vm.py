@@ -116,6 +116,7 @@ def make(config: Config) -> Run:
         where = {"zone": config.zone, "project": config.project, "queued": config.queued, "save_s": config.save_s}
         where["orphan_s"] = config.orphan_minutes and config.orphan_minutes * 60 + config.save_s
         flags = _flags(config)
+        _check_orphan(config)
         if not config.dry_run:
             gcloud.check()
             # Slices elsewhere, of an earlier process: what trained there goes on here.
@@ -285,6 +286,16 @@ def _flags(config: Config) -> list[str]:
     }
     flags = [f"--{name}={text}" for name, text in texts.items() if text]
     return [*flags, *(["--internal-ips"] if config.internal_ips else [])]
+
+
+def _check_orphan(config: Config) -> None:
+    """Raises ConfigError where a slice would give this process up that only waits between two looks."""
+    least = (config.grace_s + 4 * config.poll_s) / 60
+    if config.orphan_minutes is not None and config.orphan_minutes < least:
+        raise ConfigError(
+            f"launcher.orphan_minutes: {config.orphan_minutes:g} is not allowed; expected null, or at least {least:.3g}, which is "
+            "launcher.grace_s and four times launcher.poll_s"
+        )
 
 
 def _environment(config: Config) -> list[str]:

@@ -246,8 +246,18 @@ def test_budgets_are_apart(world):
             "hardware: launcher=tpu_vm needs a TPU profile, such as hardware=v4-8",
         ),
         (("launcher.pools=2",), {}, "launcher.pools"),
+        (
+            ("launcher.labels={team: RL}",),
+            {},
+            "launcher.labels: 'RL' is not allowed; expected up to 63 lower-case letters",
+        ),
+        (
+            ("launcher.orphan_minutes=0.01",),
+            {},
+            "launcher.orphan_minutes: 0.01 is not allowed; expected null, or at least 0.1",
+        ),
     ],
-    ids=["login", "project", "quota", "zone", "runtime", "name", "output_root", "hardware", "key"],
+    ids=["login", "project", "quota", "zone", "runtime", "name", "output_root", "hardware", "key", "label", "orphan"],
 )
 def test_bad_input_is_one_line(world, arguments, script, expected):
     theirs = world.gcloud.root / "slices" / "theirs-0"
@@ -275,6 +285,11 @@ def test_without_gcloud(world):
         assert any(words in command for command in commands)
     assert "WANDB_API_KEY=***" in said
     assert "k" * 40 not in said
+    said = world.run(
+        "-m", "seed=1,2", *HOSTS["v4-8"], "launcher.pack=off", "hydra.sweep.dir=sweep", "launcher.dry_run=true"
+    )
+    assert sum("setsid nohup" in line and "jobs/" in line for line in said.splitlines()) == 2  # a start of each
+    assert {path.name for path in world.directory.iterdir()} == {"bin", "install.sh"}
 
 
 @pytest.mark.slow

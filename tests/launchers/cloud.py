@@ -17,6 +17,7 @@ from launchers.tarball import Tarball
 from launchers.watchdog import Watch
 
 HOUR = 3600.0
+BAD = ("PREEMPTED", "STOPPED")
 MOST = 20_000  # calls and waits
 
 
@@ -42,7 +43,7 @@ class Cloud:
         self.faults: Callable[[int, str], Said | None] = lambda number, kind: None
         self.states: list[tuple[float, str]] = []  # (from when, the state that the slice says)
         self.at: list[tuple[float, Callable[[], object]]] = []  # what happens when
-        self.there = self.set_up = False
+        self.there, self.set_up, self.born = False, False, -1.0
         self.jobs: dict[str, dict[str, Any]] = {}
         self.told = self.unsaved = False  # a pack to save; a pack was lost that nobody had told
         self.runs_s, self.labels = HOUR, dict[str, str]()
@@ -92,7 +93,7 @@ class Cloud:
         if kind == "create":
             if self.there:
                 return 1, b"", b"ERROR: (gcloud) ALREADY_EXISTS: Resource x already exists."
-            self.there, self.set_up, self.jobs = True, False, {}
+            self.there, self.set_up, self.jobs, self.born = True, False, {}, self.now
             return 0, b"", b""
         if not self.there:
             return gone
@@ -109,17 +110,18 @@ class Cloud:
         return 0, self._worker(kind, script), b""
 
     def state(self) -> str:
-        return next((state for when, state in reversed(self.states) if when <= self.now), "READY")
+        """One that was preempted stays so until it is deleted."""
+        past = [state for when, state in self.states if when <= self.now]
+        bad = [state for when, state in self.states if self.born < when <= self.now and state in BAD]
+        return (bad or past or ["READY"])[-1]
 
     def running(self) -> list[str]:
-        if self.state() in ("PREEMPTED", "STOPPED"):
+        if self.state() in BAD:
             return []
         return [name for name, job in self.jobs.items() if self.code(job) == "runs"]
 
     def code(self, job: dict[str, Any]) -> str:
-        lost = [
-            when for when, state in self.states if state in ("PREEMPTED", "STOPPED") and job["began"] < when <= self.now
-        ]
+        lost = [when for when, state in self.states if state in BAD and job["began"] < when <= self.now]
         if job["code"] is None and lost and lost[0] < job["ends"]:
             job["code"] = "dead"
         if job["code"] is None and self.now >= job["ends"]:

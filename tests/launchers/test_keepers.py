@@ -46,6 +46,14 @@ class Result:
         return self.manifest.recall(PREEMPTIONS + "a") or 0
 
 
+def runs_already(cloud: Cloud, folder: Path) -> None:
+    """The pack, since an earlier process of the sweep."""
+    cloud.there = cloud.set_up = True
+    cloud.jobs["a-1"] = {"code": None, "began": 0.0, "ends": cloud.runs_s}
+    fact = {"task": "a", "job": "a-1", "kind": ["v4-8", cloud.workers], "queued": False, "save_s": 300}
+    Manifest(folder).remember(FACT + "x", fact)
+
+
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # SQLite waits for a disk at each change
 
 
@@ -103,8 +111,9 @@ STATES = ["READY", "REPAIRING", "RESTARTING", "REIMAGING", "PREEMPTED", "STOPPED
     always=st.dictionaries(st.sampled_from(CALLS), st.tuples(st.integers(0, 60), SAID), max_size=2),
     states=st.lists(st.tuples(st.floats(0, 2 * HOUR), st.sampled_from(STATES)), max_size=5),
     stops_at=st.none() | st.floats(0, 2 * HOUR),
+    runs=st.booleans(),
 )
-def test_whatever_gcloud_says_it_ends_and_no_pack_pays_for_it(some, always, states, stops_at):
+def test_whatever_gcloud_says_it_ends_and_no_pack_pays_for_it(some, always, states, stops_at, runs):
     """In bounded time and calls; what runs is never ended before it was told to save; no failure is the pack's."""
     cloud = Cloud()
 
@@ -114,6 +123,8 @@ def test_whatever_gcloud_says_it_ends_and_no_pack_pays_for_it(some, always, stat
 
     cloud.faults, cloud.states = fault, sorted([(0.0, "READY"), *states])
     with TemporaryDirectory(dir=_MEMORY) as folder, pytest.MonkeyPatch.context() as monkeypatch:
+        if runs:
+            runs_already(cloud, Path(folder))
         result = Result(cloud, Path(folder), monkeypatch, stops_at)
         assert result.deaths() == 0
         assert not cloud.unsaved
@@ -292,6 +303,15 @@ def test_told_to_stop_it_saves_whatever_the_slice_says(run, output):
     result = run(cloud, stops_at=1200)
     assert result.how is None
     assert cloud.jobs["a-1"]["code"] == "rc 75"
+    assert not cloud.there
+
+
+def test_told_to_stop_while_a_slice_is_repaired_what_runs_there_is_told_too(run):
+    cloud = Cloud()
+    cloud.states = [(0, "READY"), (600, "REPAIRING"), (900, "READY")]
+    result = run(cloud, stops_at=905)
+    assert result.how is None
+    assert not cloud.unsaved
     assert not cloud.there
 
 
