@@ -329,7 +329,8 @@ def main(arguments: Sequence[str], say: Say) -> int:
                 found = compare_case(case, Side(tree, cache), Side(ours, cache), commit)
             except Failed as error:
                 found = [Compared(case.name, "", 0, 0, [str(error)], [])]
-            say(f"  {case.name}: {time.perf_counter() - started:.0f} s")
+            told = "DIFFERS" if any(row.differences for row in found) else "same"
+            say(f"  {case.name}: {told}, {time.perf_counter() - started:.0f} s")
             return found
 
     with ThreadPoolExecutor(LANES) as lanes:
