@@ -4,6 +4,7 @@ The timeout, the markers and the warnings that are let through are in pyproject.
 """
 
 import os
+import sys
 from pathlib import Path
 
 # Before anything imports JAX, W&B or matplotlib, and inherited by the processes that tests start.
@@ -23,6 +24,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 
+import absl.logging
 import hypothesis
 import jax
 import jaxtyping
@@ -35,6 +37,9 @@ EXPECTED_SKIPS: dict[str, str] = {
     "tests/launchers/test_gcloud.py::test_gcloud_understands": "gcloud comes from no package registry, and is not everywhere",
 }
 NO_SKIPS = os.environ.get("CI_NO_SKIPS") == "1"
+
+# Hydra's log closes all handlers, and absl's, which comes with Orbax, then closes the stream it was made with: pytest's own.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 # A mixture of types, or a weak type that decides, is an error.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
