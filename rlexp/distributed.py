@@ -176,23 +176,41 @@ def _listen_for_deaths() -> None:
     _native = Path(tempfile.gettempdir()) / f"rlexp-{os.getpid()}-native.txt"
     sys.stderr.flush()
     real = os.dup(2)
+    atexit.register(_listen_no_more, real)
     with open(_native, "ab") as file:
         os.dup2(file.fileno(), 2)
     sys.stderr = os.fdopen(real, "w", buffering=1, errors="backslashreplace")
-    atexit.register(_forget_native)
+    _on_abort(ctypes.cast(_DIED, ctypes.c_void_p))
+
+
+def _listen_no_more(real: int) -> None:
+    """While Python itself ends, no thread of JAX's can call it."""
+    _on_abort(None)
+    os.dup2(real, 2)
+    _forget_native()
+
+
+def _on_abort(handler: ctypes.c_void_p | None) -> None:
+    """None: the system's own."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    libc.signal(signal.SIGABRT, ctypes.cast(_DIED, ctypes.c_void_p))
+    libc.signal(signal.SIGABRT, handler)
 
 
 def _died(signum: int) -> None:
     del signum
     last_word()
-    print(f"rlexp: {DIED} (JAX's words are in {_native})", file=sys.stderr, flush=True)
-    os._exit(1)
+    why, code = (DIED, 1) if _agreed else (_NOT_TOGETHER, 2)
+    print(f"rlexp: {why} (JAX's words are in {_native})", file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 _DIED = ctypes.CFUNCTYPE(None, ctypes.c_int)(_died)  # must live as long as the process
+_agreed = False  # whether all were there once, with the same settings
+_NOT_TOGETHER = (
+    "processes.coordinator: the processes of this run do not come together; most likely one of them ended, or two have the same "
+    "processes.index"
+)
 _native: Path | None = None  # what native code has written to stderr
 
 
@@ -219,6 +237,7 @@ def share(text: str) -> str:
 
 def agree(settings: Mapping[str, object]) -> None:
     """Raises ConfigError, in all processes, where one was started with other settings. All must call it at the same place."""
+    global _agreed
     if jax.process_count() == 1:
         return
     client = _distributed.global_state.client
@@ -235,6 +254,7 @@ def agree(settings: Mapping[str, object]) -> None:
                     f"{path}: {everyone[0].get(path)!r} in process 0 and {theirs.get(path)!r} in process {i}; the processes of "
                     "a run are started with the same settings, but for processes.index"
                 )
+    _agreed = True
 
 
 def any_of(*flags: bool, after: PyTree = ()) -> list[bool]:
