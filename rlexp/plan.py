@@ -218,7 +218,7 @@ def _print(lead: Experiment, target: str, report: dict[str, Any], costs: Cost) -
     tables.show(("", "", ""), rows, title=f"{lead.config.algo.module}, {lead.spec.name}, {target}", right=(1,))
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """As one says it: less than a minute, 12 minutes, 3.5 hours, 12 days."""
     if seconds < 60:
         return "less than a minute"

@@ -38,7 +38,17 @@ def test_a_sound_mesh_passes(tmp_path, capsys):
     assert numbers["lr"] == pytest.approx(2 * experiment.config.algo.hp.lr)
     for curve in numbers["curves"].values():
         assert len(curve["one"]) == len(curve["all"]) == 5 and curve["apart"] <= 1e-3
-    table = capsys.readouterr().out
+    table, where = capsys.readouterr().out.split("All numbers: ")
+    assert where.strip() == str(tmp_path / "check.json")
+    for word in (
+        "parameters after 20 updates",
+        "evaluation return at 5 points",
+        " ms",
+        " KiB",
+        " MiB",
+        "minibatches of an update",
+    ):
+        assert word in table
     assert table.count("pass") == 5 and "FAIL" not in table
 
 
@@ -59,7 +69,7 @@ def test_what_is_wrong_fails(tmp_path, capsys, monkeypatch):
     numbers = json.loads((tmp_path / "check.json").read_text())
     assert not numbers["passed"] and not numbers["same_twice"] and numbers["params_difference"] > 1e-5
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
-    assert capsys.readouterr().out.count("FAIL") == 2
+    assert capsys.readouterr().out.partition("All numbers")[0].count("FAIL") == 2
 
 
 @pytest.mark.parametrize(
