@@ -20,7 +20,7 @@ def test_every_kind_of_type_and_bound_is_told():
         "| `seed` | whole number ≥ 0, < 2^32 | `0` | Seed of everything",
         "| `algo.hp.gamma` | number ≥ 0, ≤ 1 | `0.99` | *Traced.* Discount",
         "| `eval.mode` | `greedy`, `sampled` | `greedy` | *Host.*",
-        "| `network.hidden` | list of whole number ≥ 1 | `[64, 64]` | Units",
+        "| `network.hidden` | list of whole number ≥ 1, < 2^31 | `[64, 64]` | Units",
         "| `env.info` | {name: `last`, `mean`, `max`, `sum`} | `{}` |",
         "| `network.shared_trunk` | `true`, `false` | `false` |",
         "| `algo.source.capacity` | whole number ≥ 1",
