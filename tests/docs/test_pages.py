@@ -48,5 +48,5 @@ def test_the_notebook_runs_from_top_to_bottom(place, monkeypatch):
             if cell["cell_type"] == "code":
                 exec(compile("".join(cell["source"]), cell["id"], "exec"), seen)  # noqa: S102
     assert seen["run_dir"].parent.parent == Path("outputs") and len(seen["returns"]) == 64
-    assert seen["curve"]("eval/return_mean").shape == (2, 3)
+    assert seen["curve"]("eval/return_mean").shape == (2, len(seen["rows"])) and len(seen["rows"]) > 2
     seen["plt"].close("all")
