@@ -23,7 +23,7 @@ def test_every_kind_of_type_and_bound_is_told():
         "| `network.hidden` | list of whole number ≥ 1, < 2^31 | `[64, 64]` | Units",
         "| `env.info` | {name: `last`, `mean`, `max`, `sum`} | `{}` |",
         "| `network.shared_trunk` | `true`, `false` | `false` |",
-        "| `algo.source.capacity` | whole number ≥ 1",
+        "| `algo.source.capacity` | whole number ≥ 1, < 2^31",
         "| `debug.nans` | `true`, `false` | `false` |",
     ):
         assert [line for line in rows if line.startswith(row)], row
