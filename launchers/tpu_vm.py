@@ -71,10 +71,11 @@ class Config:
     environment: Host[list[str]]
     """Names of this process's variables that the workers get too. Their values are written nowhere."""
     network: Host[str | None]
-    """Of the slices; null: the project's default, as of the next two."""
+    """Of the slices; null: the project's default."""
     subnetwork: Host[str | None]
+    """Of the network, in the slices' region; null: the project's default."""
     service_account: Host[str | None]
-    """Whose rights the VMs have."""
+    """Whose rights the VMs have; null: the project's default."""
     labels: Host[dict[str, str]]
     """Of the slices, such as {team: rl}; rlexp-sweep is added."""
     tags: Host[list[str]]
