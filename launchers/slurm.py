@@ -44,13 +44,13 @@ class Config:
     """At most so many jobs in one program; null: all."""
     retries: Host[CountOrZero]
     """How often a pack whose Slurm job died (FAILED, OUT_OF_MEMORY) is submitted again; it goes on from its checkpoint."""
-    preemptions: Host[CountOrZero]
+    preemptions: Host[CountOrZero] = 50
     """How often one whose job Slurm ended (TIMEOUT, PREEMPTED, NODE_FAIL). A pack that saved in time is requeued beside this."""
     detach: Host[Flag]
     """Submit and exit. `python -m rlexp.sweep status` looks, `resume` waits for the end."""
-    rehearse: Host[Flag]
+    rehearse: Host[Flag] = False
     """Run on this machine, without Slurm, what a job would run: the setup, the Python, the program."""
-    job_name: Host[str]
+    job_name: Host[str] = "rlexp:{sweep}:{pack}"
     """As squeue shows it; {sweep} is the sweep's directory, {pack} the name of the pack."""
     partition: Host[str | None]
     """As for sbatch; null: the cluster's default."""
@@ -60,9 +60,9 @@ class Config:
     """Quality of service."""
     constraint: Host[str | None]
     """Features that the nodes must have."""
-    exclude: Host[str | None]
+    exclude: Host[str | None] = None
     """Nodes that are not to be used, such as node[3-4],node7."""
-    comment: Host[str | None]
+    comment: Host[str | None] = None
     """A text beside the job."""
     time: Host[Count]
     """Minutes that a pack may run before it saves and is requeued."""
@@ -70,15 +70,15 @@ class Config:
     """Seconds before the end of `time` at which the pack is told to save."""
     gres: Host[str | None]
     """Such as gpu:8, of each node."""
-    gpus_per_task: Host[Count | None]
+    gpus_per_task: Host[Count | None] = None
     """GPUs of each node, which has one process; instead of gres."""
-    cpus_per_gpu: Host[Count | None]
+    cpus_per_gpu: Host[Count | None] = None
     """Cores for each GPU; with gpus_per_task, and instead of cpus."""
     mem: Host[str | None]
     """Of each node, such as 64GB."""
-    mem_per_gpu: Host[str | None]
+    mem_per_gpu: Host[str | None] = None
     """Memory for each GPU; instead of mem."""
-    mem_per_cpu: Host[str | None]
+    mem_per_cpu: Host[str | None] = None
     """Memory for each core; instead of mem."""
     cpus: Host[Count | None]
     """Cores of each node."""
@@ -90,7 +90,7 @@ class Config:
     """At most so many packs at once."""
     python: Host[str | None]
     """The Python of the nodes, as a shell command; null: this one."""
-    stderr_to_stdout: Host[Flag]
+    stderr_to_stdout: Host[Flag] = False
     """One log for both."""
     sbatch: Host[dict[str, Any]]
     """More options of sbatch: {exclude: node7, mail-type: END}; null or false switches one off."""

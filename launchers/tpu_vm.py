@@ -5,6 +5,7 @@ object store, where each pack finds its checkpoint. This process need not live: 
 what runs on them. When the sweep ends or is cancelled they are deleted, so that nothing goes on costing.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -70,27 +71,27 @@ class Config:
     """Shell command that makes a Python environment in $VENV. It runs once on a slice, until what it is made of changes."""
     environment: Host[list[str]]
     """Names of this process's variables that the workers get too. Their values are written nowhere."""
-    network: Host[str | None]
+    network: Host[str | None] = None
     """Of the slices; null: the project's default."""
-    subnetwork: Host[str | None]
+    subnetwork: Host[str | None] = None
     """Of the network, in the slices' region; null: the project's default."""
-    service_account: Host[str | None]
+    service_account: Host[str | None] = None
     """Whose rights the VMs have; null: the project's default."""
-    labels: Host[dict[str, str]]
+    labels: Host[dict[str, str]] = dataclasses.field(default_factory=dict)
     """Of the slices, such as {team: rl}; rlexp-sweep is added."""
-    tags: Host[list[str]]
+    tags: Host[list[str]] = dataclasses.field(default_factory=list)
     """Of the network, for its firewall."""
-    internal_ips: Host[Flag]
+    internal_ips: Host[Flag] = False
     """Whether the VMs have no addresses outside their network."""
-    slice_failures: Host[Count]
+    slice_failures: Host[Count] = 3
     """How often a slice may fail to be set up or to start a pack; then it is deleted, and the pack trains on another."""
-    wait_hours: Host[Positive]
+    wait_hours: Host[Positive] = 168
     """So long a slice is waited for, or an answer of Google's while packs train."""
-    orphan_minutes: Host[Positive | None]
+    orphan_minutes: Host[Positive | None] = 60
     """A slice that this process has not asked after for so long saves, and deletes itself; null: it stays."""
-    max_cost_hours: Host[Positive | None]
+    max_cost_hours: Host[Positive | None] = None
     """Hours of slices, all added up, after which packs save and all slices are deleted; null: no end."""
-    save_s: Host[Positive]
+    save_s: Host[Positive] = 300
     """Seconds that a pack may take to save and end."""
     poll_s: Host[Positive]
     """Seconds between looks at a slice."""

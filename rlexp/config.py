@@ -147,7 +147,7 @@ class EvalConfig:
 
     every_env_steps: Host[Steps | None]
     """Environment steps between evaluations; null evaluates at the start and the end only. The end is always evaluated."""
-    at_start: Host[Flag]
+    at_start: Host[Flag] = False
     """Evaluate before the first update too, so that a curve begins where learning began. A resumed run does not again."""
     num_episodes: Host[Count]
     """Full episodes of an evaluation, each in an environment of its own."""

@@ -141,10 +141,11 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     from rlexp import rundir
 
-    def full(self, text):
+    def full(self, data):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     code = run_cli(["compilation_cache=null"], monkeypatch)
     _, err = capfd.readouterr()
     assert code == 2

@@ -18,7 +18,21 @@ from rlexp import compose
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.sameness import pack_key, resume_fingerprint
 
-ADDED_LATER = ("shared_trunk", "stop_at", "return_", "between")  # runs and YAML files from before have no such key
+OLDER = Path(__file__).parent / "older" / "0.1.yaml"  # a configuration of before what follows was added
+ADDED_LATER = (
+    "shared_trunk",
+    "stop_at",
+    "return_",
+    "between",
+    "at_start",
+    "preemptions",
+    "rehearse",
+    "job_name",
+    "exclude",
+)
+ADDED_LATER += ("comment", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu", "mem_per_cpu", "stderr_to_stdout", "network")
+ADDED_LATER += ("subnetwork", "service_account", "labels", "tags", "internal_ips", "slice_failures", "wait_hours")
+ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s")
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
@@ -80,7 +94,8 @@ def test_every_field_has_a_doc_and_no_default():
     for cls in [c for m in [Config, *modules] for c in _configs(m)]:
         source = inspect.getsource(cls)
         for field in dataclasses.fields(cls):
-            assert field.default is dataclasses.MISSING or field.name in ADDED_LATER, (cls, field.name)
+            has_default = {field.default, field.default_factory} != {dataclasses.MISSING}
+            assert not has_default or field.name in ADDED_LATER, (cls, field.name)
             if field.name in (
                 "module",
                 "hp",
@@ -165,6 +180,15 @@ def test_a_key_that_came_later_leaves_older_runs_as_they_are():
     assert older.network.shared_trunk is False
     assert "network.shared_trunk" not in resume_fingerprint(older, modules, 1)
     assert resume_fingerprint(changed, modules, 1)["network.shared_trunk"] is True
+
+
+@pytest.mark.parametrize("path", ["algo", "launcher", "network"])
+def test_the_configuration_of_an_older_run_is_read(path):
+    """`rlexp.load` reads config.yaml as it was written; what was added since has a default."""
+    older = yaml.safe_load(OLDER.read_text())
+    first = {name: next(iter(older[name].values())) for name in ("algo", "launcher", "network")}
+    for part in older[path].values():
+        assert isinstance(parse(older | first | {path: part})[0], Config)
 
 
 @pytest.mark.parametrize(
