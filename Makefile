@@ -19,8 +19,7 @@ HYDRA14_OMEGACONF := 2.4.1rc1
 # The stacks of a test that hangs are printed shortly before its timeout kills its process.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 # Half of the tests' time is compiling programs that then run for a moment. The slow ones run what users run.
-# These are a third of what XLA does by default; tests/sweep/conftest.py has them too.
-COMPILED_QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+COMPILED_QUICKLY = XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 
 .DEFAULT_GOAL := help
 .PHONY: reference help setup libtpu train test test-hydra14 test-slow test-all check fmt bench pins clean FORCE

@@ -65,7 +65,7 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     if node is None:
         if not (run_dir / "config.yaml").exists():
             raise ConfigError(f"load: {str(run_dir)!r} is no run directory (it has no config.yaml)")
-        node = rundir.read_yaml(run_dir / "config.yaml")
+        node = dict(rundir.read_yaml(run_dir / "config.yaml"))
     config, modules = parse(node, Config)
     checkpoint = load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(run_dir))

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +206,16 @@ def remedy(error: BaseException) -> str:
             "out of memory. What helps: fewer environments (algo.num_envs), more minibatches (algo.num_minibatches), "
             f"gradient checkpointing (network.remat=true), algo.gradient_accumulation. ({text[:200]})"
         )
-    if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-        # Which call hears of it first, and in what words, is chance: a collective, a barrier, a key of the coordinator.
+    if jax.process_count() > 1 and any(isinstance(e, jax.errors.JaxRuntimeError) for e in _causes(error)):
+        # Which call hears of it first, and in what words, is chance: a collective, a save, a key of the coordinator.
         return f"{distributed.DIED} ({text[:300]})"
     return text
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def check_same(saved: dict[str, Any], wanted: dict[str, Any]) -> None:

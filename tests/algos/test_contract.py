@@ -239,7 +239,8 @@ def test_members_of_a_pack_learn_what_they_would_alone(algorithm):
     c = case(algorithm, "masked")
     functions = c.experiment.algorithm
     keys, lr = jax.random.split(jax.random.key(7), 3), c.hp["lr"] * jnp.array([0.5, 1.0, 2.0])
-    # Adam's first step is hardly more than the sign of a gradient, also of one that is nothing but rounding, unless epsilon is larger.
+    # Adam's first step is hardly more than the sign of a gradient, also of one that is nothing but rounding: a larger epsilon
+    # leaves that out.
     hp = {name: jnp.float32(1e-3) if name == "adam_eps" else value for name, value in c.hp.items()}
 
     def learn(key: Any, lr: Any) -> Any:

@@ -5,8 +5,11 @@ import socket
 import subprocess
 import sys
 
+import jax
 import pytest
 from support import environment
+
+from rlexp import distributed, session
 
 ONE = """
 import sys, time
@@ -110,3 +113,11 @@ def test_started_wrongly(port, arguments, words):
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def test_a_save_may_hear_of_it_first(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    error = OSError("no checkpoint could be written to /runs/1: INTERNAL: Barrier failed")
+    assert session.remedy(error) == str(error)
+    error.__cause__ = jax.errors.JaxRuntimeError("INTERNAL: Barrier failed")
+    assert session.remedy(error).startswith(distributed.DIED)

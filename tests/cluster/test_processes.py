@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from support import assert_same, environment, rlexp_command, rows, saved
 
+from rlexp import compose
+
 pytestmark = pytest.mark.timeout(900)
 
 DEVICES = 4  # of all processes together
@@ -81,13 +83,11 @@ def start(tmp_path):
                 slurms |= {"SLURM_NTASKS": str(number), "SLURM_PROCID": str(i)}
             elif number > 1:
                 own = (f"processes.coordinator=localhost:{port}", f"processes.index={i}")
-            command = rlexp_command(*SMALL, *together, *own, *overrides)
+            command = rlexp_command(*compose.merge_overrides(SMALL, [*together, *own, *overrides]))
+            env = environment(**slurms)
+            env.pop("no_proxy", None)  # of tests of the store in this same process; JAX has a line for it
             with output.open("w") as file:
-                running.append(
-                    subprocess.Popen(
-                        command, cwd=tmp_path, env=environment(**slurms), stdout=file, stderr=subprocess.STDOUT
-                    )
-                )
+                running.append(subprocess.Popen(command, cwd=tmp_path, env=env, stdout=file, stderr=subprocess.STDOUT))
         started.append(Processes(running, outputs))
         return started[-1]
 

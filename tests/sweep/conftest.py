@@ -1,12 +1,7 @@
 """Sweeps of moments: half of their time would be compilation."""
 
 import pytest
-
-QUICKLY = (  # as in the Makefile
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-)
+from xla_flags import QUICKLY
 
 
 @pytest.fixture(autouse=True, scope="module")
