@@ -19,9 +19,11 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     os.environ.update(ENV)
     import jax
 
-    from rlexp import program, session, trainer
+    from rlexp import session
     from rlexp.__main__ import check
-    from rlexp.layout import over_members
+    from rlexp.train import program
+    from rlexp.train.layout import over_members
+    from rlexp.train.loop import layout_of
 
     work = QUICK if quick else FULL
     # the episodes of an evaluation as by default: 128 are for the comparison of returns only
@@ -29,7 +31,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     runs = BENCH / "runs" / "overhead"
     shutil.rmtree(runs, ignore_errors=True)
     _, experiment = check([*arguments, *places(runs / "new")])
-    layout = trainer.layout_of([experiment])
+    layout = layout_of([experiment])
     traced = program.trace([experiment], layout)
 
     def loop(run: program.Run) -> program.Run:

@@ -72,7 +72,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
 
 def _bound(setting: Setting) -> float:
     """Of one member: a pack has so many times the work, and so many times the steps."""
-    from rlexp import compose, experiment, plan
+    from rlexp import compose, experiment
+    from rlexp.modes import plan
 
     report, *_ = plan.plan(experiment.build(compose.compose_node(setting.overrides)[0]))
     return report["env_steps_per_second_bound"]

@@ -51,7 +51,11 @@ class Side(NamedTuple):
 
     def start(self, *arguments: str, module: str = "rlexp") -> subprocess.Popen[str]:
         """`python -m rlexp`, of this tree."""
-        environment = os.environ | {"PYTHONPATH": str(self.tree), "WANDB_MODE": "disabled", "JAX_PLATFORMS": "cpu"}
+        environment = os.environ | {
+            "PYTHONPATH": f"{self.tree}{os.pathsep}{self.tree / 'launchers'}",
+            "WANDB_MODE": "disabled",
+            "JAX_PLATFORMS": "cpu",
+        }
         environment |= {"JAX_COMPILATION_CACHE_DIR": str(self.cache)}
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.Popen(

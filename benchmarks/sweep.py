@@ -111,11 +111,13 @@ def _in_process(seeds, common, where):
     """(the bare program, a pack's training, what they are): the same members, without and with the trainer."""
     import jax
 
-    from rlexp import compose, experiment, hardware, program, session
+    from rlexp import compose, experiment, session
     from rlexp.config import Config, parse
-    from rlexp.layout import Layout, over_members
-    from rlexp.stop import Stop
-    from rlexp.trainer import Member, layout_of, train_pack
+    from rlexp.machine import hardware
+    from rlexp.machine.stop import Stop
+    from rlexp.train import program
+    from rlexp.train.layout import Layout, over_members
+    from rlexp.train.loop import Member, layout_of, train_pack
 
     def build(lr: float, seed: int):
         return experiment.build(compose.compose_node([*common, f"algo.hp.lr={lr}", f"seed={seed}"])[0])
@@ -164,10 +166,10 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
     from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
-    from launchers import hydra_jobs
-    from launchers.compositions import Compositions
     from rlexp import compose
     from rlexp.sweep.packing import packs
+    from rlexp_launchers import hydra_jobs
+    from rlexp_launchers.compositions import Compositions
 
     compose.register_resolvers()
     loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(compose.CONF_DIR)))

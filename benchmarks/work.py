@@ -106,8 +106,8 @@ def places(run_dir: Path) -> list[str]:
 def packed(overrides: Sequence[str], seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
     """One pack of seeds, in this process: each one's summary. Seed i leaves its run in `folder`/i; what was there is removed."""
     from rlexp import compose, experiment, session
-    from rlexp.stop import Stop
-    from rlexp.trainer import Member, train_pack
+    from rlexp.machine.stop import Stop
+    from rlexp.train.loop import Member, train_pack
 
     shutil.rmtree(folder, ignore_errors=True)
     members = []

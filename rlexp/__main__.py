@@ -3,7 +3,7 @@
 Exit codes: 0 finished or stopped; 1 failed; 2 bad input, told in one line, with no run directory made.
 """
 
-from rlexp import process
+from rlexp.machine import process
 
 if __name__ == "__main__":
     process.prepare()  # before what takes time to import
@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, NoReturn
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
-from rlexp import commands, compose, endings, rundir, store
+from rlexp import commands, compose, endings
 from rlexp.config import Config, ConfigError, as_read, load_module, parse
+from rlexp.storage import rundir, store
 from rlexp.sweep.manifest import JobFailed, Rehearsed
 
 
@@ -146,7 +147,7 @@ def main() -> None:
     except Rehearsed:
         pass
     except Exception as error:
-        if distributed := sys.modules.get("rlexp.distributed"):
+        if distributed := sys.modules.get("rlexp.machine.distributed"):
             distributed.last_word()
         code = endings.told(error, run_dir=run_dir if run_dir and run_dir.is_dir() else None)
         if code == 2 or distributed is None:
@@ -209,7 +210,7 @@ def _print(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def run(job: Job, experiment: Any) -> None:
     """One job in its own directory. Raises ConfigError where that cannot be had."""
-    from rlexp import distributed
+    from rlexp.machine import distributed
 
     job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))), url=distributed.share(job.url or ""))
     before = rundir.before(job.run_dir)
@@ -265,7 +266,7 @@ def submit(job: Job, experiment: Any) -> None:
 
 def opened(job: Job) -> Any:
     """Makes and locks the run directory in the lead; gives the lock. Raises ConfigError, in all processes."""
-    from rlexp import distributed
+    from rlexp.machine import distributed
 
     run_dir = job.run_dir
     if not distributed.is_lead():
@@ -295,7 +296,7 @@ def sweep(overrides: Sequence[str]) -> None:
         raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
     if store.is_url(config.output_root):
         store.reach(config.output_root)
-    from rlexp import scaling
+    from rlexp.modes import scaling
 
     compose.sweep(overrides, _job_of_a_sweep)
     scaling.report()
@@ -328,7 +329,7 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
     with rundir.lock(run_dir):
         if checked.run != "plan":
             return session.run(experiment, run_dir, None, overrides)
-        from rlexp.scaling import planned
+        from rlexp.modes.scaling import planned
 
         return planned(lambda: session.run(experiment, run_dir, None, overrides), run_dir, overrides)
 

@@ -5,7 +5,6 @@ minor one), and the changelog says so; a test holds them against `tests/docs/api
 """
 
 from rlexp.algos.base import Algorithm, TorsoOf
-from rlexp.between import Between, Leave
 from rlexp.config import (
     ConfigError,
     Count,
@@ -31,6 +30,7 @@ from rlexp.networks.heads import Head
 from rlexp.networks.initializers import orthogonal
 from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
 from rlexp.ops.returns import gae, lambda_returns, n_step_return
+from rlexp.train.between import Between, Leave
 from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, TimeStep, Trajectory, Update
 
 __all__ = [

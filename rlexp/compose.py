@@ -20,9 +20,10 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlexp import store
+from rlexp import kinds
 from rlexp.config import ConfigError, nearest
-from rlexp.rundir import new_id
+from rlexp.storage import store
+from rlexp.storage.rundir import new_id
 
 _HERE = Path(__file__).resolve().parent
 CONF_DIR = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parent / "conf"  # in the wheel, or beside the package
@@ -37,7 +38,7 @@ def begin_another_run() -> None:
 
 
 def register_resolvers() -> None:
-    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; the others are of `rlexp.store`."""
+    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; the others are of `rlexp.storage.store`."""
     with either_hydra():
         OmegaConf.register_new_resolver("run_id", lambda: _process_id, replace=True)
         OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
@@ -217,11 +218,11 @@ def _code(node: Any, path: str) -> Iterator[tuple[str, str]]:
         where = f"{path}.{key}" if path else str(key)
         if isinstance(value, dict | list):
             yield from _code(value, where)
-        elif key in ("module", "_target_") and str(value).split(".")[0] not in _OURS:
+        elif key in ("module", "_target_") and kinds.now(str(value)).split(".")[0] not in _OURS:
             yield where, str(value)
 
 
-_OURS = ("rlexp", "launchers", "hydra", "hydra_plugins", "None")
+_OURS = ("rlexp", "rlexp_launchers", "hydra", "hydra_plugins", "None")
 
 
 def without_hydra(config: DictConfig) -> dict[str, Any]:

@@ -282,6 +282,7 @@ def load_module(name: Any, path: str) -> Any:
     """The module that a `module:` key names. Raises ConfigError where there is none, or it lacks what `kinds` says of it."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}.module: {name!r} is not the name of a Python module")
+    name = kinds.now(name)
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # the code of a user's own module may raise anything

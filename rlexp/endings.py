@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlexp import store
 from rlexp.config import ConfigError
-from rlexp.rundir import new_id
+from rlexp.storage import store
+from rlexp.storage.rundir import new_id
 from rlexp.sweep.manifest import JobFailed
 
 TRACEBACK = "traceback.txt"  # in the run directory

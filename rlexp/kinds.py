@@ -32,7 +32,7 @@ class Logger(Module, Protocol):
 
 
 class Checkpoint(Module, Protocol):
-    """Saves and opens Runs; `rlexp.checkpoint` says what each does. `make(config, directory)` gives a Checkpointer."""
+    """Saves and opens Runs; `rlexp.storage.checkpoint` says what each does. `make(config, directory)` gives a Checkpointer."""
 
     put: Callable[..., None]
     restore: Callable[..., Any]
@@ -54,6 +54,21 @@ FIELDS = {
     "logger": ("every_env_steps",),
     "checkpoint": ("enabled", "every_minutes", "every_updates", "restore"),
 }
+
+# Modules that have moved since runs were made that are to be opened still: a name, or the first part of several.
+MOVED = {
+    "rlexp.checkpoint": "rlexp.storage.checkpoint",
+    "rlexp.hardware": "rlexp.machine.hardware",
+    "launchers": "rlexp_launchers",
+}
+
+
+def now(name: str) -> str:
+    """What a module of this name is called today."""
+    for before, today in MOVED.items():
+        if name == before or name.startswith(f"{before}."):
+            return today + name.removeprefix(before)
+    return name
 
 
 def missing(path: str, module: Any) -> list[str]:

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from rlexp import experiment as experiments
-from rlexp import rundir, store
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env
-from rlexp.evaluate import Episodes, evaluate
+from rlexp.storage import rundir, store
+from rlexp.train.evaluate import Episodes, evaluate
 from rlexp.types import Key, PyTree, TimeStep
 
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlexp import __main__ as cli
-from rlexp import compose, rundir
+from rlexp import compose
 from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
+from rlexp.storage import rundir
 from rlexp.sweep.manifest import NAME, JobFailed, Manifest
 
 Given = str | Sequence[str] | Mapping[str, Any]

@@ -8,15 +8,17 @@ from typing import Any
 
 import jax
 
-from rlexp import distributed, hardware, memory, program, rundir, store
 from rlexp import experiment as experiments
 from rlexp.config import Config, ConfigError
-from rlexp.evaluate import episode_means
 from rlexp.experiment import Experiment, resume_fingerprint
 from rlexp.loading import load
 from rlexp.loggers import RunInfo
-from rlexp.stop import stop_on_signals
-from rlexp.trainer import Diverged, Member, Resume, layout_of, train_pack
+from rlexp.machine import distributed, hardware
+from rlexp.machine.stop import stop_on_signals
+from rlexp.storage import rundir, store
+from rlexp.train import memory, program
+from rlexp.train.evaluate import episode_means
+from rlexp.train.loop import Diverged, Member, Resume, layout_of, train_pack
 
 
 class CheckFailed(RuntimeError):
@@ -145,18 +147,18 @@ def _run(member: Member, resume_dir: Path | None) -> float | None:
         assert resume_dir is not None
         return evaluate_run(member, resume_dir)
     if experiment.config.run == "plan":
-        from rlexp.plan import plan_run
+        from rlexp.modes.plan import plan_run
 
         plan_run(member)
         return None
     if experiment.config.run == "check":
-        from rlexp.check import check_run
+        from rlexp.modes.check import check_run
 
         if not check_run(member):
             raise CheckFailed(f"run=check: not all passed; the numbers are in {member.dir / 'check.json'}")
         return None
     if experiment.config.run == "profile":
-        from rlexp.profile import profile_run
+        from rlexp.modes.profile import profile_run
 
         profile_run(member, resume_dir)
         return None

@@ -4,7 +4,7 @@
     standin.script(...)                # what calls are to fail, and how often
     standin.preempt("rlexp-x-0")       # as Google does it: processes die, then the state tells
 
-It understands the commands that launchers/gcloud.py uses, refuses everything else, and writes each call into calls.jsonl.
+It understands the commands that rlexp_launchers.gcloud uses, refuses everything else, and writes each call into calls.jsonl.
 A worker's files under /tmp, /dev and /var/log are in its home, since all workers share this machine's, and so is each /home/*.
 """
 

@@ -12,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from rlexp import compose, experiment, store
+from rlexp import compose, experiment
 from rlexp.experiment import Experiment
-from rlexp.stop import Stop
-from rlexp.trainer import Member, Resume, train_pack
+from rlexp.machine.stop import Stop
+from rlexp.storage import store
+from rlexp.train.loop import Member, Resume, train_pack
 
 QUIET = ("logger=quiet", "compilation_cache=null")
 SMALL = (  # ten updates and three lines, by default PPO on CartPole
@@ -57,7 +58,7 @@ def rlexp_command(*arguments: str) -> list[str]:
 
 def environment(*more_path: Path, **more: str) -> dict[str, str]:
     """In which Python finds this tree first, installed or not, and then what these tests run on."""
-    path = [str(REPOSITORY), *map(str, more_path), os.environ.get("PYTHONPATH", "")]
+    path = [str(REPOSITORY), str(REPOSITORY / "launchers"), *map(str, more_path), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))} | more
 
 
@@ -116,8 +117,8 @@ _HELD_SAVE = """
 import time
 from pathlib import Path
 
-from rlexp import checksums
-from rlexp.checkpoint import *
+from rlexp.storage import checksums
+from rlexp.storage.checkpoint import *
 
 write = checksums.write
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from rlexp import process
+from rlexp.machine import process
 
 # The word -> where its main is, and what it is called with before the arguments.
 VERBS = {

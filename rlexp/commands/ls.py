@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rlexp import store
 from rlexp.config import ConfigError
+from rlexp.storage import store
 
 ROOTS = ("outputs", "multirun")  # where runs are made
 _ENVIRONMENT, _CONFIG, _SUMMARY, _METRICS = "environment.json", "config.yaml", "summary.json", "metrics.jsonl"

@@ -30,7 +30,7 @@ def make(folder: Path) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         fits = re.sub(r"\W", "_", name.lower()).strip("_") or _NAME
         raise ConfigError(f"new: {name!r} cannot name a Python package; small letters, digits and _, such as {fits}")
-    if name in sys.stdlib_module_names or name in ("rlexp", "launchers", "hydra_plugins", "conf", "tests"):
+    if name in sys.stdlib_module_names or name in ("rlexp", "rlexp_launchers", "hydra_plugins", "conf", "tests"):
         raise ConfigError(f"new: there is a Python package {name!r} already; give it another name")
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"new: {str(folder)!r} is there already")

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from rlexp import store
 from rlexp.config import Flag, Host, Steps, schema
 from rlexp.loggers import curve, jsonl, mirror, progress, tensorboard, wandb
 from rlexp.loggers.base import Logger, Row, RunInfo, fan_out, never_fatal
 from rlexp.loggers.progress import Progress
 from rlexp.loggers.wandb import WandbConfig
+from rlexp.storage import store
 
 __all__ = ["Config", "Logger", "Progress", "Row", "RunInfo", "check", "fan_out", "make", "never_fatal", "silent"]
 

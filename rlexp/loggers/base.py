@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlexp.store import AnyPath
+from rlexp.storage.store import AnyPath
 
 Row = dict[str, Any]  # one metric line: env_steps and wall_s, then {name: number, or None for an empty count}
 

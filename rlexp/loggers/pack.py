@@ -14,7 +14,7 @@ import numpy as np
 
 from rlexp.loggers import jsonl
 from rlexp.loggers.base import Logger, Row, RunInfo, differences, is_finite
-from rlexp.store import AnyPath
+from rlexp.storage.store import AnyPath
 
 _SAME = ("throughput/", "time/")  # of the program: every member has the same number
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from rlexp import store
 from rlexp.config import Flag, Host, Positive, schema
 from rlexp.loggers import jsonl, pack
 from rlexp.loggers.base import Logger, Row, RunInfo, algorithm, environment, number, one_line
-from rlexp.store import AnyPath
+from rlexp.storage import store
+from rlexp.storage.store import AnyPath
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 Say = Callable[[str], None]

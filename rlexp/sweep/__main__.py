@@ -6,7 +6,7 @@
 Exit codes: resume and retry those of the sweep; the others 0; 2 bad input.
 """
 
-from rlexp import process
+from rlexp.machine import process
 
 if __name__ == "__main__":
     process.prepare()
@@ -23,9 +23,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rlexp import endings, store, tables
+from rlexp import endings, tables
 from rlexp.compose import override_key, quoted
 from rlexp.config import ConfigError, load_module
+from rlexp.storage import store
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import NAME, Manifest
 from rlexp.sweep.supervise import BUDGETS

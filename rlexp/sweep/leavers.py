@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlexp import distributed, rundir, store
 from rlexp import experiment as experiments
 from rlexp.experiment import Experiment
+from rlexp.machine import distributed
+from rlexp.storage import rundir, store
 from rlexp.sweep.packing import Job
 
 

@@ -8,18 +8,20 @@ from typing import Any
 
 import jax
 
-from rlexp import distributed, endings, rundir, session, store
+from rlexp import endings, session
 from rlexp import experiment as experiments
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
-from rlexp.program import Traced, trace
+from rlexp.machine import distributed
+from rlexp.machine.stop import Stop
 from rlexp.sameness import pack_key
-from rlexp.stop import Stop
+from rlexp.storage import rundir, store
 from rlexp.sweep.journal import Record
 from rlexp.sweep.leavers import Left, leavers
 from rlexp.sweep.manifest import OVER
 from rlexp.sweep.packing import PACKS, Job, name
-from rlexp.trainer import Diverged, Member, Resume, layout_of, train_pack
+from rlexp.train.loop import Diverged, Member, Resume, layout_of, train_pack
+from rlexp.train.program import Traced, trace
 
 
 class Programs:

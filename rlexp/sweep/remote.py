@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlexp import store
+from rlexp.storage import store
 from rlexp.sweep import worker
 from rlexp.sweep.packing import PACKS
 from rlexp.sweep.worker import AGAIN, Task

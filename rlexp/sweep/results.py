@@ -17,10 +17,10 @@ import numpy as np
 from hydra._internal.utils import get_args_parser
 from jaxtyping import Int
 
-from rlexp import rundir
 from rlexp.compose import override_key
 from rlexp.loggers import jsonl
 from rlexp.loggers.base import algorithm
+from rlexp.storage import rundir
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from rlexp.stop import Stop
+from rlexp.machine.stop import Stop
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import OVER, Entry, Manifest
 from rlexp.sweep.packing import Job

@@ -8,7 +8,7 @@ In `<sweep directory>/workers/`:
 A worker that is started again goes on from the pack's checkpoint.
 """
 
-from rlexp import process
+from rlexp.machine import process
 
 if __name__ == "__main__":
     process.prepare()
@@ -27,8 +27,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlexp import rundir, store
+from rlexp import kinds
 from rlexp.config import Config, ConfigError, parse
+from rlexp.storage import rundir, store
 from rlexp.sweep import journal
 from rlexp.sweep.journal import Journal, Outcomes, Record
 from rlexp.sweep.manifest import Entry, Manifest
@@ -161,7 +162,7 @@ def run(
       asked: whether a signal that stopped it came from a person. Else its jobs are not "stopped" but "pending" again.
     """
     from rlexp import session  # JAX is imported only now
-    from rlexp.stop import stop_on_signals
+    from rlexp.machine.stop import stop_on_signals
     from rlexp.sweep import packs
 
     path = Task(sweep_dir, name, []).journal
@@ -216,7 +217,7 @@ class _Nowhere:
 @functools.cache
 def _files() -> list[Path]:
     root = Path(__file__).parents[2]
-    folders = [root / package for package in ("rlexp", "launchers", "hydra_plugins")]
+    folders = [root / package for package in ("rlexp", "launchers", "rlexp_launchers", "hydra_plugins")]
     return sorted(file for folder in folders for file in folder.rglob("*.py"))
 
 
@@ -226,7 +227,7 @@ def code_hash(modules: Sequence[str]) -> str:
     for file in _files():
         digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
     for module in modules:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(kinds.now(module))
         if spec and spec.origin:
             digest.update(module.encode() + b"\0" + Path(spec.origin).read_bytes() + b"\0")
     return digest.hexdigest()[:16]

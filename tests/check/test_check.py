@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support import build
 
-from rlexp import check
-from rlexp.trainer import Member
+from rlexp.modes import check
+from rlexp.train.loop import Member
 
 pytestmark = pytest.mark.timeout(400)
 

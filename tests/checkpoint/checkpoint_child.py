@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import abstract, build_run, config, never, same
 
-from rlexp import checkpoint
+from rlexp.storage import checkpoint
 
 CAPACITY = 200_000  # forever: 5.6 MB a checkpoint
 

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from rlexp import checkpoint
-from rlexp.checkpoint import Checkpointer, Config
+from rlexp.storage import checkpoint
+from rlexp.storage.checkpoint import Checkpointer, Config
 
 
 class State(NamedTuple):
@@ -80,7 +80,7 @@ def abstract(run: Any) -> Any:
 
 def config(**changes: Any) -> Config:
     values = {"every_minutes": 10.0, "every_updates": None, "keep_last": 3, "keep_best": 1, "restore": "all"}
-    return Config(**({"module": "rlexp.checkpoint", "enabled": True} | values | changes))  # type: ignore[arg-type]
+    return Config(**({"module": "rlexp.storage.checkpoint", "enabled": True} | values | changes))  # type: ignore[arg-type]
 
 
 class Tools(NamedTuple):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlexp import checkpoint, rundir
-from rlexp.checkpoint import opening
 from rlexp.config import ConfigError
+from rlexp.storage import checkpoint, rundir
+from rlexp.storage.checkpoint import opening
 
 # What shells, globs, URLs and file systems treat in ways of their own, and then anything that can be a file's name.
 _SPECIAL = st.text(alphabet="ab[]*?!{}()-~$%&#:;,.+='\" \t\n|<>^@", min_size=1, max_size=12)

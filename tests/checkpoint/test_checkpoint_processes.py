@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlexp import checkpoint
+from rlexp.storage import checkpoint
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(checkpoint.__file__).parents[2])}  # this tree, installed or not
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(checkpoint.__file__).parents[3])}  # this tree, installed or not
 CHILD = str(Path(__file__).with_name("checkpoint_child.py"))
 CAPACITY = 200_000  # as in the child
 

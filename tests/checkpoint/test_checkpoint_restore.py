@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from rlexp import checkpoint
 from rlexp.config import ConfigError
+from rlexp.storage import checkpoint
 
 
 def truncate_arrays(step):

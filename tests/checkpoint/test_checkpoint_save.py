@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from rlexp import checkpoint
 from rlexp.config import ConfigError, parse
+from rlexp.storage import checkpoint
 
 
 def steps(directory):

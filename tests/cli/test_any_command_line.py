@@ -10,9 +10,9 @@ import pytest
 from command_lines import SOUND, Line, lines, run, wrong_with
 from hypothesis import HealthCheck, given, settings
 
-from launchers import hydra_jobs
 from rlexp import compose, session
 from rlexp.sweep import packs
+from rlexp_launchers import hydra_jobs
 
 TWO = ("hardware.emulate=true", "hardware.mesh.data=2")
 RUN = {f"a/{name}": content for name, content in SOUND.items()}

@@ -139,7 +139,7 @@ def test_as_a_user_types_it(tmp_path):
 def test_a_full_disk_is_told(tmp_path, monkeypatch, capfd):
     """No space for the run directory: one line. (A small tmpfs would need root; /dev/full fails writes in the same way.)"""
     monkeypatch.chdir(tmp_path)
-    from rlexp import rundir
+    from rlexp.storage import rundir
 
     def full(self, data):
         raise OSError(28, "No space left on device")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from support import QUIET, SMALL, environment, rlexp_command
 
-from rlexp.stop import stop_on_signals
+from rlexp.machine.stop import stop_on_signals
 from rlexp.sweep.manifest import Manifest
 
 PRINTS = """
 import sys
-from rlexp import process
+from rlexp.machine import process
 process.prepare()
 own = open(sys.argv[1], "w")
 assert own.fileno() > 2
@@ -81,7 +81,7 @@ def test_nohup_is_respected():
 
 
 STARTS = """
-from rlexp import process
+from rlexp.machine import process
 process.prepare()
 print("ready", flush=True)
 import runpy

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from command_lines import SOUND, Line, run
 
-from launchers import hydra_jobs
-from rlexp import compose, distributed, rundir, session
+from rlexp import compose, session
+from rlexp.machine import distributed
+from rlexp.storage import rundir
 from rlexp.sweep import __main__ as sweep_cli
 from rlexp.sweep import packs
 from rlexp.sweep.manifest import Manifest
+from rlexp_launchers import hydra_jobs
 
 THEIRS = b"from rlexp.networks.mlp import Config, make\nprint('imported')\n"
 

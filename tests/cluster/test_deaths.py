@@ -9,11 +9,12 @@ import jax
 import pytest
 from support import environment
 
-from rlexp import distributed, session
+from rlexp import session
+from rlexp.machine import distributed
 
 ONE = """
 import sys, time
-from rlexp import distributed
+from rlexp.machine import distributed
 from rlexp.config import ConfigError, ProcessesConfig
 
 index, port, settings = int(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -195,7 +195,7 @@ CACHED = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rlexp import distributed
+from rlexp.machine import distributed
 from rlexp.config import ProcessesConfig
 
 coordinator, index, cache = sys.argv[1:]

@@ -126,7 +126,7 @@ class World:
         script = """
 import hashlib, json, sys
 import jax, numpy as np, orbax.checkpoint as ocp
-from rlexp import store
+from rlexp.storage import store
 store.prepare()
 from etils import epath
 steps = [p for p in epath.Path(sys.argv[1]).iterdir() if p.name.isdecimal()]

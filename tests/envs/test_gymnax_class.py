@@ -11,7 +11,7 @@ from flax import struct
 
 from rlexp.config import ConfigError, parse
 from rlexp.envs import gymnax_class as adapter
-from rlexp.evaluate import Episodes, episode_means
+from rlexp.train.evaluate import Episodes, episode_means
 from rlexp.types import Continuous, Discrete
 
 LIMIT = 4

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launchers import gcloud
-from launchers.gcloud import Ask, Gcloud
-from launchers.patience import Clock
-from launchers.setting import Setting
-from launchers.tarball import Tarball
-from launchers.watchdog import Watch
+from rlexp_launchers import gcloud
+from rlexp_launchers.gcloud import Ask, Gcloud
+from rlexp_launchers.patience import Clock
+from rlexp_launchers.setting import Setting
+from rlexp_launchers.tarball import Tarball
+from rlexp_launchers.watchdog import Watch
 
 HOUR = 3600.0
 BAD = ("PREEMPTED", "STOPPED")
@@ -35,7 +35,7 @@ class Said(NamedTuple):
 
 
 class Cloud:
-    """What `launchers.gcloud` talks to."""
+    """What `rlexp_launchers.gcloud` talks to."""
 
     def __init__(self, *, workers: int = 1):
         self.now, self.waits, self.workers = 0.0, 0, workers

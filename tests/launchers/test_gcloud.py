@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launchers import worker_scripts
-from launchers.answers import Means, State, last_line
-from launchers.gcloud import Ask, Gcloud, GcloudError
+from rlexp_launchers import worker_scripts
+from rlexp_launchers.answers import Means, State, last_line
+from rlexp_launchers.gcloud import Ask, Gcloud, GcloudError
 
 FLAGS = [
     "--network=n",

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launchers import slices
-from launchers.gcloud import GcloudError
-from launchers.keepers import Keeper
-from launchers.setting import Kind
-from launchers.slices import FACT, Faulty
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.supervise import DEATHS, PREEMPTIONS, Ended, Why
 from rlexp.sweep.worker import FOLDER, Task
+from rlexp_launchers import slices
+from rlexp_launchers.gcloud import GcloudError
+from rlexp_launchers.keepers import Keeper
+from rlexp_launchers.setting import Kind
+from rlexp_launchers.slices import FACT, Faulty
 
 from .cloud import HOUR, Cloud, Said, setting
 

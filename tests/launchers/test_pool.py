@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from launchers import pool as pools
-from launchers.gcloud import GcloudError
-from launchers.patience import Clock
-from launchers.setting import Kind
-from launchers.slices import FACT, Faulty
 from rlexp.config import ConfigError
 from rlexp.sweep.manifest import JobFailed, Manifest
 from rlexp.sweep.supervise import Why
 from rlexp.sweep.worker import Task
+from rlexp_launchers import pool as pools
+from rlexp_launchers.gcloud import GcloudError
+from rlexp_launchers.patience import Clock
+from rlexp_launchers.setting import Kind
+from rlexp_launchers.slices import FACT, Faulty
 
 SMALL, LARGE = Kind("v4-8", 1), Kind("v4-32", 4)
 

@@ -3,10 +3,10 @@
 import shlex
 from pathlib import Path
 
-from launchers import rehearsal
-from launchers.gcloud import Ask, Gcloud
-from launchers.setting import Kind
 from rlexp.sweep.worker import Task
+from rlexp_launchers import rehearsal
+from rlexp_launchers.gcloud import Ask, Gcloud
+from rlexp_launchers.setting import Kind
 
 from .cloud import Cloud, setting
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from support import QUIET, environment, rlexp_command
 
-from launchers import slurm, slurm_queue, slurm_sbatch
-from launchers.slurm_queue import ENDED, Polite, Seen, Waiting, last_words, never, understood
 from rlexp import compose
 from rlexp.config import ConfigError, parse
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.supervise import Why
 from rlexp.sweep.worker import FOLDER, Task
+from rlexp_launchers import slurm, slurm_queue, slurm_sbatch
+from rlexp_launchers.slurm_queue import ENDED, Polite, Seen, Waiting, last_words, never, understood
 
 
 def composed(*overrides: str) -> slurm.Config:

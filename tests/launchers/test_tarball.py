@@ -5,8 +5,8 @@ import tarfile
 
 import pytest
 
-from launchers import tarball
 from rlexp.config import ConfigError
+from rlexp_launchers import tarball
 
 
 def test_it_is_named_by_what_it_holds(tmp_path, monkeypatch):
@@ -18,7 +18,7 @@ def test_it_is_named_by_what_it_holds(tmp_path, monkeypatch):
     first = tarball.make(tmp_path, modules, install="pip install .")
     with tarfile.open(first.path) as tar:
         names = tar.getnames()
-    assert {"rlexp/trainer.py", "conf/config.yaml", "constraints.txt", "my_game/env.py"} <= set(names)
+    assert {"rlexp/train/loop.py", "conf/config.yaml", "constraints.txt", "my_game/env.py"} <= set(names)
     assert not [
         name for name in names if name.startswith((".venv", "outputs", ".git/", "conf/local")) or "__pycache__" in name
     ]

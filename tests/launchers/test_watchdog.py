@@ -7,9 +7,9 @@ from pathlib import Path
 import gcloud_standin
 import pytest
 
-from launchers import watchdog, worker_scripts
-from launchers.gcloud import Ask, Gcloud
-from launchers.watchdog import Watch
+from rlexp_launchers import watchdog, worker_scripts
+from rlexp_launchers.gcloud import Ask, Gcloud
+from rlexp_launchers.watchdog import Watch
 
 ASK = Ask("tpu-ubuntu2204-base", "spot", queued=False)
 QUICK = Watch(silent_s=5, save_s=20, zone="us-central2-b", project="p", queued=False)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support import build
 
-from rlexp import program
 from rlexp.config import ConfigError
-from rlexp.trainer import layout_of
+from rlexp.train import program
+from rlexp.train.loop import layout_of
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=32")

@@ -10,11 +10,11 @@ import pytest
 from sources.numbered import marking, numbered
 from support import build
 
-from rlexp.layout import Layout, collect, feed_back, init_shards
-from rlexp.program import Run, learn_once
 from rlexp.sources import rollout
 from rlexp.sources.base import Source
-from rlexp.trainer import layout_of
+from rlexp.train.layout import Layout, collect, feed_back, init_shards
+from rlexp.train.loop import layout_of
+from rlexp.train.program import Run, learn_once
 from rlexp.types import Settings, Update
 
 NUM_ENVS, NUM_STEPS, NUM_SHARDS = 3, 2, 4

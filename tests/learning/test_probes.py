@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from support import build
 
-from rlexp import program
 from rlexp.config import load_module
 from rlexp.envs import probe
 from rlexp.networks.heads import Head
-from rlexp.trainer import layout_of
+from rlexp.train import program
+from rlexp.train.loop import layout_of
 from rlexp.types import TimeStep
 
 pytestmark = pytest.mark.slow

@@ -60,15 +60,16 @@ def _files(folder: str) -> set[str]:
 
 def test_the_wheel_carries_the_packages_and_the_configuration(wheel: Path) -> None:
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    packages = _files("rlexp") | _files("launchers") | _files("hydra_plugins")
+    packages = _files("rlexp") | _files("hydra_plugins")
+    packages |= {name.removeprefix("launchers/") for name in _files("launchers")}
     assert carried == packages | {f"rlexp/{name}" for name in _files("conf")}
-    assert {"rlexp/conf/config.yaml", "rlexp/__main__.py", "launchers/__init__.py"} <= carried
+    assert {"rlexp/conf/config.yaml", "rlexp/__main__.py", "rlexp_launchers/__init__.py"} <= carried
     assert "hydra_plugins/__init__.py" not in carried  # it would hide the plugins of every other package
 
 
 def test_the_installed_package_runs_from_an_empty_directory(python: Path, tmp_path: Path) -> None:
     where = _call(
-        python, "-c", "import rlexp, launchers; print(rlexp.__file__, launchers.__file__)", cwd=tmp_path
+        python, "-c", "import rlexp, rlexp_launchers; print(rlexp.__file__, rlexp_rlexp_launchers.__file__)", cwd=tmp_path
     ).stdout
     assert str(ROOT) not in where
     version = _call(python, "-c", "import importlib.metadata as m; print(m.version('rlexp'))", cwd=tmp_path).stdout

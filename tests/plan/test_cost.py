@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rlexp import hlo
-from rlexp.cost import Collective, Cost, Traffic, cost
+from rlexp.modes import hlo
+from rlexp.modes.cost import Collective, Cost, Traffic, cost
 
 
 def cost_of(f, *args) -> tuple[Cost, dict]:

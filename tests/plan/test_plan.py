@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from support import build, command_line
 
-from rlexp import compose, hardware, plan, program
+from rlexp import compose
 from rlexp.config import ConfigError
-from rlexp.cost import Collective, Cost, Traffic
-from rlexp.trainer import Member, layout_of
+from rlexp.machine import hardware
+from rlexp.modes import plan
+from rlexp.modes.cost import Collective, Cost, Traffic
+from rlexp.train import program
+from rlexp.train.loop import Member, layout_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -97,8 +100,9 @@ import re, sys, time
 import jax
 jax.config.update("jax_platforms", "cpu")
 from support import build
-from rlexp import plan, program
-from rlexp.trainer import layout_of
+from rlexp.modes import plan
+from rlexp.train import program
+from rlexp.train.loop import layout_of
 
 def settled():  # a chunk's results are ready shortly before its temporaries are given back
     lowest = resident("VmRSS")
@@ -134,7 +138,7 @@ print(told.argument, sum(x.nbytes for x in raw), told.temp, max(peaks))
 def test_memory_against_a_real_run():
     """Arguments are what the run holds; temporaries are by how much the process grows while a chunk runs."""
     sizes = ["algo.num_envs=64", "algo.num_steps=256", "algo.num_minibatches=1", "network.hidden=[1024,1024]"]
-    root = Path(plan.__file__).parents[1]
+    root = Path(plan.__file__).parents[2]
     # A large block is then given back at once, so that each chunk has to ask for its own.
     env = {"MALLOC_MMAP_THRESHOLD_": "262144", "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
     command = [sys.executable, "-c", MEASURE, *sizes, "algo.num_epochs=1"]

@@ -7,8 +7,9 @@ import pytest
 from jax.extend import core
 from support import build, command_line
 
-from rlexp import hlo, program
-from rlexp.trainer import layout_of
+from rlexp.modes import hlo
+from rlexp.train import program
+from rlexp.train.loop import layout_of
 
 NETWORKS = {
     "mlp": ("env=gymnax/cartpole", "network.hidden=[24,40]"),

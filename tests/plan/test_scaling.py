@@ -8,7 +8,7 @@ import jax
 import pytest
 from support import build, command_line
 
-from rlexp import scaling
+from rlexp.modes import scaling
 
 TINY = ("algo=pqn", "algo.num_steps=8", "algo.num_epochs=1", "algo.num_minibatches=1", "network.hidden=[8]")
 

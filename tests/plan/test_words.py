@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlexp.plan import duration
+from rlexp.modes.plan import duration
 
 
 @pytest.mark.parametrize(

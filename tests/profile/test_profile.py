@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from jax.profiler import ProfileData
 
-from rlexp import profile, program, rundir
-from rlexp.trainer import Member, layout_of
+from rlexp.modes import profile
+from rlexp.storage import rundir
+from rlexp.train import program
+from rlexp.train.loop import Member, layout_of
 from tests.support import build, train
 
 pytestmark = pytest.mark.timeout(300)  # several programs are compiled, some in a process of their own
@@ -77,7 +79,7 @@ def four_devices(trained: Path) -> Profiled:
         text=True,
         timeout=280,
         cwd=trained.parent,
-        env=os.environ | {"PYTHONPATH": str(Path(profile.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(profile.__file__).parents[2])},
     )
     assert done.returncode == 0, done.stderr
     return Profiled(directory, json.loads((directory / "profile.json").read_text()), done.stdout)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from support import SMALL, build, rows, train
 
-from rlexp import rundir
 from rlexp.config import ConfigError
 from rlexp.loggers import curve, jsonl
-from rlexp.stop import Stop
+from rlexp.machine.stop import Stop
+from rlexp.storage import rundir
 from rlexp.sweep.manifest import Manifest
-from rlexp.trainer import Resume
+from rlexp.train.loop import Resume
 
 
 def describe(directory: Path, *overrides: str) -> None:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from support import build, rows, train, without_clock
 
-from rlexp import program, rundir
 from rlexp.__main__ import check
 from rlexp.compose import search_path
 from rlexp.config import ConfigError
 from rlexp.experiment import resume_fingerprint
 from rlexp.session import check_same
-from rlexp.trainer import Resume, layout_of
+from rlexp.storage import rundir
+from rlexp.train import program
+from rlexp.train.loop import Resume, layout_of
 
 TINY = (
     "env=gymnax/cartpole",
@@ -29,7 +30,7 @@ TINY = (
 
 def params_of(run_dir, *overrides):
     """The parameters of the newest checkpoint."""
-    from rlexp import checkpoint
+    from rlexp.storage import checkpoint
 
     experiment = build(*overrides)
     traced = program.trace([experiment], layout_of([experiment]))

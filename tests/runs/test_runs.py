@@ -12,7 +12,8 @@ import pytest
 from support import QUIET, SMALL, environment
 
 import rlexp
-from rlexp import compose, rundir, runs
+from rlexp import compose, runs
+from rlexp.storage import rundir
 from rlexp.sweep.manifest import Manifest
 
 SMALLEST = [*QUIET, *SMALL, "total_env_steps=256"]

@@ -11,10 +11,10 @@ import pytest
 from sources.numbered import check_rows, marking, numbered
 
 from rlexp.config import ConfigError
-from rlexp.layout import Layout, collect, init_shards
 from rlexp.replay import ring as rings
 from rlexp.sources import replay
 from rlexp.sources.base import Source
+from rlexp.train.layout import Layout, collect, init_shards
 
 B, T = 3, 4  # environments and steps of a rollout
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import object_store
 import pytest
 
-from rlexp import store
+from rlexp.storage import store
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlexp import checkpoint, store
 from rlexp.config import ConfigError
+from rlexp.storage import checkpoint, store
 
 
 class Run(NamedTuple):
@@ -36,7 +36,7 @@ def abstract(run: Run) -> Run:
 
 def config(**changes: Any) -> checkpoint.Config:
     values = {"every_minutes": 10.0, "every_updates": None, "keep_last": 3, "keep_best": 1, "restore": "all"}
-    return checkpoint.Config(**({"module": "rlexp.checkpoint", "enabled": True} | values | changes))  # type: ignore[arg-type]
+    return checkpoint.Config(**({"module": "rlexp.storage.checkpoint", "enabled": True} | values | changes))  # type: ignore[arg-type]
 
 
 def never(text: str) -> None:

@@ -12,9 +12,9 @@ import pytest
 from support import assert_same, environment, rlexp_command, rows, saved, without_clock
 
 from rlexp import __main__ as entry
-from rlexp import rundir, store
 from rlexp.__main__ import check
 from rlexp.config import ConfigError
+from rlexp.storage import rundir, store
 
 SHORT = (
     "logger=quiet",
@@ -138,7 +138,7 @@ def test_a_store_that_fails_after_it_was_reached_is_told_in_one_line(root, tmp_p
             raise RuntimeError("no network\nand more")
 
     monkeypatch.setattr(store, "exists", fail)
-    monkeypatch.setattr("rlexp.distributed.leave", sys.exit)  # which would end these tests
+    monkeypatch.setattr("rlexp.machine.distributed.leave", sys.exit)  # which would end these tests
     monkeypatch.setattr(sys, "argv", ["rlexp", f"output_root={root}", f"hydra.run.dir={tmp_path}/new"])
     with pytest.raises(SystemExit) as ended:
         entry.main()

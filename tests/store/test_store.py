@@ -10,10 +10,11 @@ import pytest
 from support import environment
 
 from rlexp import __main__ as entry
-from rlexp import compose, rundir, session, store
+from rlexp import compose, session
 from rlexp.__main__ import check
 from rlexp.config import ConfigError
 from rlexp.loggers import mirror
+from rlexp.storage import rundir, store
 
 
 def attached(directory: Path, url: str) -> Path:

@@ -6,9 +6,9 @@ from hydra._internal.utils import create_config_search_path
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from launchers.compositions import Compositions
 from rlexp import compose
 from rlexp.config import ConfigError
+from rlexp_launchers.compositions import Compositions
 
 COMMAND_LINE = ["logger=quiet", "hydra.sweep.dir=somewhere"]
 # Each line is composed after those above it, of which it may be a copy; `hydra` must compose so many of them.

@@ -11,8 +11,9 @@ import yaml
 from hypothesis import strategies as st
 
 import rlexp
-from rlexp import scaling, tables
+from rlexp import tables
 from rlexp.loggers import RunInfo, curve, progress
+from rlexp.modes import scaling
 from rlexp.sweep import report
 from rlexp.sweep.__main__ import main
 from rlexp.sweep.manifest import Manifest

@@ -9,15 +9,15 @@ import jax
 import pytest
 from support import SMALL, assert_same, build, rows, saved, train, without_clock
 
-from launchers import local
-from rlexp import checkpoint, rundir, store
 from rlexp.loggers import progress
-from rlexp.stop import Stop
+from rlexp.machine.stop import Stop
+from rlexp.storage import checkpoint, rundir, store
 from rlexp.sweep import packs, worker
 from rlexp.sweep.journal import Journal
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job
-from rlexp.trainer import Member, Resume, train_pack
+from rlexp.train.loop import Member, Resume, train_pack
+from rlexp_launchers import local
 
 
 def four(directory: Path, manifest: Manifest, *overrides: str) -> list[Job]:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from support import SMALL, build
 
-from launchers import hydra_jobs, places
 from rlexp import __main__ as cli
-from rlexp import compose, rundir
+from rlexp import compose
 from rlexp.config import ConfigError
+from rlexp.storage import rundir
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job
+from rlexp_launchers import hydra_jobs, places
 
 some = functools.cache(build)  # what is in it makes no difference here
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlexp.stop import Stop
+from rlexp.machine.stop import Stop
 from rlexp.sweep import supervise as module
 from rlexp.sweep.journal import Journal
 from rlexp.sweep.manifest import Manifest

@@ -17,7 +17,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launchers.hydra_sweep import sweep
 from rlexp import compose
 from rlexp.config import Config, ConfigError, parse
 from rlexp.sweep import optuna as optuna_sweeper
@@ -25,6 +24,7 @@ from rlexp.sweep import random as random_sweeper
 from rlexp.sweep.manifest import Entry, JobFailed, Manifest
 from rlexp.sweep.space import Interval, draw, read
 from rlexp.sweep.sweepers import Sweep
+from rlexp_launchers.hydra_sweep import sweep
 
 LR = "algo.hp.lr=tag(log, interval(1e-5, 1e-2))"
 FIXED = ("env=probe/action_reward", "compilation_cache=null", "logger=quiet")

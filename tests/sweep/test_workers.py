@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from support import QUIET, assert_same, command_line, environment, rlexp_command, rows
 
-from launchers import local
-from rlexp import rundir
 from rlexp.config import ConfigError
+from rlexp.storage import rundir
 from rlexp.sweep import journal, worker
 from rlexp.sweep.manifest import Entry, Manifest
+from rlexp_launchers import local
 
 pytestmark = pytest.mark.timeout(400)
 

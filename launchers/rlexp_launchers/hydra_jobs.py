@@ -1,0 +1,201 @@
+"""A batch of jobs as a sweeper hands it over: compose, check, pack, run, and give Hydra what it expects of each."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
+from omegaconf import DictConfig, open_dict
+
+from rlexp import compose, endings
+from rlexp.config import Config, ConfigError, as_read, load_module, parse
+from rlexp.storage import store
+from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
+from rlexp.sweep.packing import Job, fingerprint, name, packs, without_launcher
+from rlexp_launchers import places
+from rlexp_launchers.compositions import Compositions
+
+
+def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+    """One JobReturn for each job, in order. A job that fails does not keep the others from running.
+
+    Raises:
+      ConfigError: something is wrong with a job; none has been started.
+    """
+    setup_globals()
+    config = launcher.config
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    group = _name_group(sweep_dir)
+    compositions = Compositions(launcher.hydra_context.config_loader, config)
+
+    def compose_job(number: int) -> DictConfig:
+        return _compose(compositions, job_overrides[number - first], number)
+
+    numbers = range(first, first + len(job_overrides))
+    if launcher.pack == "off" or "launcher" not in config:  # as Hydra's own launcher, and for any application
+        composed = [compose_job(number) for number in numbers]
+        if "launcher" in config:
+            directories = {one.hydra.job.num: _directory(one) for one in composed}
+            places.check_apart(directories, sweep_dir)
+            for directory in directories.values():
+                places.check_free(directory)
+        return [_run_job(launcher, one, launcher.task_function) for one in composed]
+    # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
+    jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
+    settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
+    elsewhere, train = module.elsewhere(settings), module.make(settings)  # which refuses before anything is made
+    before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
+    groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
+    _check(groups, elsewhere=elsewhere)
+    places.check(jobs, sweep_dir)
+    if store.is_url(root := jobs[0].config.output_root) and not (sweep_dir / NAME).exists():
+        store.attach(sweep_dir, store.place(root, sweep_dir))
+    manifest = Manifest(sweep_dir)
+    manifest.own()
+    known = {
+        job.number: manifest.add(
+            job.number, job.overrides, os.path.relpath(job.dir, sweep_dir), fingerprint=fingerprint(job)
+        )
+        for job in jobs
+    }
+    manifest.remember("command", sys.argv[1:])
+    manifest.remember("cwd", os.getcwd())
+    manifest.remember("wandb_group", group)
+    manifest.remember("launcher", jobs[0].modules["launcher"])
+    if first == 0:
+        print(f"the sweep is in {sweep_dir}", flush=True)
+    over = {number for number, entry in known.items() if entry.status in OVER}  # what is over is not done again
+    # Packs that train are the launcher's. Plans are made here, since one table compares them.
+    given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
+    packed = {job.number: name(group) for group in given if len(group) > 1 for job in group}
+    manifest.settle({number: {"pack": pack} for number, pack in packed.items() if known[number].pack != pack})
+    train(given, over, sweep_dir, manifest)
+    over |= {job.number for group in given for job in group}
+
+    def run(job: Job, task: Callable[[DictConfig], Any]) -> JobReturn:
+        returned = _run_job(launcher, compose_job(job.number), task)
+        returned.cfg = returned.hydra_cfg = None  # callbacks have seen it; sweepers read how the job ended
+        return returned
+
+    done: dict[int, JobReturn] = {}
+    for job in jobs:
+        if job.number not in over:
+            manifest.change([job.number], again=True, status="running")
+            done[job.number] = returned = run(job, _alone(job, launcher.task_function))
+            manifest.change([job.number], **_ended(returned))
+    entries = {entry.number: entry for entry in manifest.jobs()}
+    for job in jobs:
+        if job.number not in done:
+            done[job.number] = run(job, _as_it_ended(entries[job.number]))
+    if all(entry.status in ("finished", "pruned") for entry in entries.values()):
+        from rlexp.sweep.packs import remove_all
+
+        remove_all(sweep_dir)  # what packs kept that jobs are no longer in, as after another max_pack
+    store.push(sweep_dir)
+    return [done[job.number] for job in jobs]
+
+
+_group: tuple[Path, str] | None = None  # of this process's last sweep
+
+
+def _name_group(sweep_dir: Path) -> str:
+    """Sets WANDB_RUN_GROUP, which logger.wandb.group reads, unless the user has: a name that no other sweep has, were its
+    directory called the same. Batches of a sweep and a resumed one have the same; so the manifest remembers it."""
+    global _group
+    ours = _group[1] if _group else None
+    if (given := os.environ.get("WANDB_RUN_GROUP")) and given != ours:
+        return given
+    if (sweep_dir / NAME).exists():
+        name = Manifest(sweep_dir).recall("wandb_group") or sweep_dir.name  # of a sweep begun by an earlier version
+    elif _group and _group[0] == sweep_dir:
+        name = _group[1]
+    else:
+        name = f"{sweep_dir.name}-{secrets.token_hex(3)}"
+    _group = sweep_dir, name
+    os.environ["WANDB_RUN_GROUP"] = name
+    return name
+
+
+def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
+    """Builds one job of each pack, which differ in numbers only. Raises ConfigError."""
+    from rlexp import session
+
+    most = max(len(group) for group in groups)
+    for lead, *_ in groups:
+        session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most)
+
+
+def _compose(compositions: Compositions, overrides: Sequence[str], number: int) -> DictConfig:
+    composed = compositions.of(overrides)
+    with open_dict(composed):
+        composed.hydra.job.id = str(number)
+        composed.hydra.job.num = number
+    return composed
+
+
+def _job(composed: DictConfig, overrides: Sequence[str]) -> Job:
+    node = compose.without_hydra(composed)
+    config, modules = parse(node, Config)
+    node = as_read(node, config)
+    if config.resume is not None:
+        raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
+    own = (*compose.searched(composed.hydra), *without_launcher(overrides))
+    return Job(composed.hydra.job.num, own, node, config, modules, _directory(composed))
+
+
+def _directory(composed: DictConfig) -> Path:
+    return Path(os.path.abspath(Path(str(composed.hydra.sweep.dir)) / str(composed.hydra.sweep.subdir)))
+
+
+def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], Any]) -> JobReturn:
+    """Hydra's own: writes .hydra/, calls the callbacks, and catches what the task raises."""
+    try:
+        returned = run_job(
+            hydra_context=launcher.hydra_context,
+            task_function=task,
+            config=composed,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+    except OSError as error:  # the job's directory cannot be written; the other jobs' can
+        returned = JobReturn(overrides=list(composed.hydra.overrides.task), cfg=composed, status=JobStatus.FAILED)
+        returned.return_value = JobFailed(f"job {composed.hydra.job.num}: {error}")
+    configure_log(launcher.config.hydra.hydra_logging, launcher.config.hydra.verbose)
+    return returned
+
+
+def _alone(job: Job, task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    def told(config: DictConfig) -> Any:
+        try:
+            return task(config)
+        except (Exception, SystemExit) as error:
+            words, _ = endings.words(error, run_dir=job.dir)
+            raise JobFailed(f"job {job.number} ({' '.join(job.overrides)}): {words}") from error
+
+    return told
+
+
+def _as_it_ended(entry: Entry) -> Callable[[DictConfig], Any]:
+    def task(config: DictConfig) -> float | None:
+        del config
+        if entry.status == "failed":
+            raise JobFailed(f"job {entry.number} ({' '.join(entry.overrides)}): {entry.error}")
+        return entry.objective
+
+    return task
+
+
+def _ended(returned: JobReturn) -> dict[str, Any]:
+    if returned.status == JobStatus.COMPLETED:
+        value = returned.return_value
+        return {"status": "finished", "objective": value if isinstance(value, float) else None}
+    try:
+        _ = returned.return_value
+    except Exception as error:
+        return {"status": "failed", "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return {"status": "failed", "error": "unknown"}

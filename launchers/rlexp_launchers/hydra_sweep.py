@@ -1,0 +1,236 @@
+"""A sweep as Hydra hands it over: the sweeper chooses trials, each makes jobs, the launcher runs them; batch after batch."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
+
+from rlexp import compose, hints
+from rlexp.config import Config, ConfigError, load_module, nearest, parse
+from rlexp.storage import rundir
+from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
+from rlexp.sweep.space import corners
+from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
+
+_LINE = "multirun.yaml"  # what Hydra composed of the command line, as its own sweeper leaves it
+_MISSES = 40  # so many draws in a row may be no valid runs
+
+
+def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[Sequence[JobReturn]]:
+    """Runs all that there is to run; Hydra's JobReturns, batch by batch.
+
+    Args:
+      plugin: Hydra's sweeper, set up.
+      has_manifest: whether the launcher keeps one, which says how jobs ended.
+    Raises:
+      ConfigError: one line. Where no job has been started, no directory is left.
+      JobFailed: a job failed; the others are over.
+    """
+    directory = Path(str(plugin.config.hydra.sweep.dir)).absolute()
+    earlier, before = rundir.before(directory), _content(directory / _LINE)
+    returned: list[Sequence[JobReturn]] = []
+    try:
+        _sweep(plugin, arguments, directory, has_manifest, returned)
+    except (ConfigError, Rehearsed):
+        if not returned:  # no job has been started, here; another sweep may be there
+            if before is not None:
+                (directory / _LINE).write_bytes(before)
+            if not (directory / NAME).exists() or not Manifest(directory).has_begun():
+                rundir.restore(earlier)
+        raise
+    return returned
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _sweep(
+    plugin: Any,
+    arguments: Sequence[str],
+    directory: Path,
+    has_manifest: bool,
+    returned: list[Sequence[JobReturn]],
+) -> None:
+    """Fills `returned`, batch by batch."""
+    parser = OverridesParser.create(config_loader=plugin.hydra_context.config_loader)
+    overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in plugin.params.items()), *arguments])
+    # The jobs of a trial: Hydra's grid of all but the intervals.
+    (grid,) = BasicSweeper.split_arguments([o for o in overrides if not o.is_interval_sweep()], None)
+    sweeper = _sweeper(plugin, overrides, grid, directory)
+    if sweeper.space and not has_manifest:
+        raise ConfigError(
+            "hydra/launcher: this one keeps no manifest, which a sweeper with a search space needs; leave it out"
+        )
+    if sweeper.space and plugin.max_batch_size:
+        raise ConfigError("hydra.sweeper.max_batch_size: is the grid's; take sweeper.batch or launcher.max_pack")
+    size = plugin.max_batch_size
+    if size is not None and not (isinstance(size, int) and size > 0):
+        raise ConfigError(
+            f"hydra.sweeper.max_batch_size: {size!r} is not allowed; expected null, or a number of jobs from 1 on"
+        )
+    try:
+        rundir.make_private(directory)
+    except OSError as error:
+        raise ConfigError(f"hydra.sweep.dir: cannot make {str(directory)!r}: {error.strerror}") from error
+    OmegaConf.save(plugin.config, directory / _LINE)
+    done: list[tuple[Trial, float | None]] = []
+    verdicts: dict[Trial, str | None] = {}  # why a trial is no valid run; None: it is one
+    fitting = misses = 0  # valid ones in this batch; draws since the last of them
+    trials = next(sweeper.batches)
+    while trials:
+        jobs = [[*job, *trial] for trial in trials for job in grid]
+        first = len(done) * len(grid)
+        if sweeper.space and fitting == misses == 0:
+            print(_head(done, len(trials)), flush=True)
+        try:
+            for i in range(0, len(jobs), size := plugin.max_batch_size or len(jobs)):
+                returned.append(plugin.launcher.launch(jobs[i : i + size], initial_job_idx=first + i))
+        except ConfigError:
+            # Nothing of this batch has been started. Where it is some trials that are no valid runs, others take their places.
+            if not sweeper.space:
+                raise
+            verdicts |= {t: _why_not(plugin, [[*job, *t] for job in grid]) for t in trials if t not in verdicts}
+            refused = {t: Refused(why) for t in trials if (why := verdicts[t])}
+            if not refused:
+                raise
+            left = sum(t not in refused for t in trials)
+            fitting, misses = left, 0 if left > fitting else misses + len(trials) - left
+            lines = [f"{' '.join(t)}: {refusal.why}" for t, refusal in refused.items()]
+            if misses >= _MISSES:
+                raise ConfigError(f"sweeper.space: hardly a draw is a valid run; {lines[0]}") from None
+            print("\n".join(f"drawn anew: {line}" for line in lines), flush=True)
+            trials = _send(sweeper.batches, [refused.get(t) for t in trials])
+            continue
+        fitting = misses = 0
+        if not has_manifest:
+            break  # of one batch, of which nobody wants the results
+        objectives = _objectives(Manifest(directory), range(first, first + len(jobs)))
+        if objectives is None:  # stopped: what comes next would not be what it would have been
+            if sweeper.space:
+                print(f"stopped; go on with: python -m rlexp.sweep resume {plugin.config.hydra.sweep.dir}", flush=True)
+            break
+        results = [_mean(objectives[i : i + len(grid)]) for i in range(0, len(jobs), len(grid))]
+        done += zip(trials, results, strict=True)
+        trials = _send(sweeper.batches, results)
+    if sweeper.space:
+        print("\n".join(_best(done, len(grid))), flush=True)
+    if has_manifest:
+        entries = Manifest(directory).jobs()
+        known = any(entry.objective is not None for entry in entries)
+        print(*hints.after_sweep(directory, [entry.status for entry in entries], results=known), sep="\n", flush=True)
+    for one in itertools.chain(*returned):
+        _ = one.return_value  # raises what the job raised
+
+
+def _send(batches: Batches, results: Sequence[Result]) -> list[Trial]:
+    """The next batch; empty where there is none."""
+    try:
+        return batches.send(results)
+    except StopIteration:
+        return []
+
+
+def _objectives(manifest: Manifest, numbers: Sequence[int]) -> list[float | None] | None:
+    """Of these jobs, None for one that failed; None where some are not over."""
+    entries = {entry.number: entry for entry in manifest.jobs()}
+    ended = [entries[number] for number in numbers]
+    if any(entry.status not in OVER for entry in ended):
+        return None
+    return [entry.objective if entry.status == "finished" else None for entry in ended]
+
+
+def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence[str]], directory: Path) -> Sweeper:
+    """The selected one, its space checked. Raises ConfigError."""
+    if "sweeper" not in plugin.config:  # any other application
+        from rlexp.sweep.grid import batches
+
+        return Sweeper({}, batches())
+    for override in overrides:
+        if override.is_sweep_override() and override.key_or_group.split(".")[0] in ("sweeper", "launcher"):
+            raise ConfigError(f"{override.key_or_group}: a sweep has one; {override.input_line!r} is not allowed")
+    config, modules = parse(_node(plugin, grid[0]), Config)
+    loader = plugin.hydra_context.config_loader
+    groups = loader.get_group_options("", ObjectType.GROUP)
+    options = {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
+    intervals = {o.key_or_group: _interval(o) for o in overrides if o.is_interval_sweep()}
+    given = Sweep(directory, config, len(grid), intervals, options)
+    sweeper: Sweeper = load_module(modules["sweeper"], "sweeper").make(config.sweeper, given)
+    if unknown := intervals.keys() - sweeper.space.keys():
+        raise ConfigError(f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random or sweeper=optuna")
+    for key in sweeper.space:
+        if said := [o.input_line for o in overrides if o.key_or_group == key and not o.is_interval_sweep()]:
+            raise ConfigError(f"{key}: both in sweeper.space and on the command line, {said[0]!r}; leave one out")
+    for values in corners(sweeper.space, options):
+        try:
+            parse(_node(plugin, [*grid[0], *values]), Config)
+        except ConfigError as error:
+            raise ConfigError(f"sweeper.space: {error}") from error
+    return sweeper
+
+
+def _interval(override: Override) -> Mapping[str, Any]:
+    """`tag(log, interval(1e-5, 1e-2))` in the form of the YAML."""
+    value: Any = override.value()
+    for tag in value.tags - {"log"}:
+        raise ConfigError(f"{override.input_line}: tag {tag!r} is not allowed; expected log{nearest(tag, ['log'])}")
+    return {"low": value.start, "high": value.end, "log": "log" in value.tags}
+
+
+def _node(plugin: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    loader = plugin.hydra_context.config_loader
+    return compose.without_hydra(
+        compose.told_in_one_line(lambda o: loader.load_sweep_config(plugin.config, o), overrides)
+    )
+
+
+def _why_not(plugin: Any, jobs: Sequence[Sequence[str]]) -> str | None:
+    """Why one of these jobs is no valid run; None if all are. No device is asked: the job may run elsewhere."""
+    from rlexp import experiment
+
+    try:
+        for overrides in jobs:
+            experiment.build(_node(plugin, overrides))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _mean(objectives: Sequence[float | None]) -> float | None:
+    """None where one is missing: the mean of those that survived would praise a setting for what it lost."""
+    numbers = [x for x in objectives if x is not None]
+    return sum(numbers) / len(numbers) if len(numbers) == len(objectives) else None
+
+
+def _head(results: Sequence[tuple[Trial, float | None]], number: int) -> str:
+    """Said before a batch."""
+    first = len(results)
+    head = f"trial {first}" if number == 1 else f"trials {first} to {first + number - 1}"
+    found = _leader(results)
+    return head if found is None else f"{head}; the best so far is trial {found} with {results[found][1]:.6g}"
+
+
+def _leader(results: Sequence[tuple[Trial, float | None]]) -> int | None:
+    numbers = {i: value for i, (_, value) in enumerate(results) if isinstance(value, float)}
+    return max(numbers, key=lambda i: numbers[i]) if numbers else None
+
+
+def _best(results: Sequence[tuple[Trial, float | None]], jobs_per_trial: int) -> list[str]:
+    """Said at the end."""
+    found = _leader(results)
+    if found is None:
+        return [f"none of {len(results)} trials has an objective"]
+    trial, value = results[found]
+    first, last = found * jobs_per_trial, (found + 1) * jobs_per_trial - 1
+    jobs = f"job {first}" if first == last else f"jobs {first} to {last}"
+    return [f"the best of {len(results)} trials is trial {found} ({jobs}) with {value:.6g}", *(f"  {x}" for x in trial)]

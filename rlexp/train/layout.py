@@ -1,0 +1,183 @@
+"""Where everything lies: members of a pack, logical shards of the environments, and parameters, over the mesh ('data', 'model').
+
+Every leaf of a Run has the members as its first axis, a pack of one too. `Run.data` has the logical shards as its second. The
+source works shard by shard (`collect`); the update sees the global batch, and the compiler puts the reductions in.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from rlexp.config import ConfigError
+from rlexp.machine.hardware import ParamRule
+from rlexp.sources.base import Source
+from rlexp.types import Batch, Metrics, PyTree, Trajectory
+
+
+class Layout(NamedTuple):
+    """A mesh and what is spread over its data axis."""
+
+    mesh: Mesh
+    num_shards: int  # logical shards of the environments
+    num_members: int
+    param_rules: Sequence[ParamRule]
+
+    @property
+    def members_on_data(self) -> bool:
+        """A pack of at least as many members as the data axis is spread by members; else environments are."""
+        size = self.mesh.shape["data"]
+        return self.num_members >= size and self.num_members % size == 0 and self.num_members > 1
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """On every device."""
+        return NamedSharding(self.mesh, P())
+
+    @property
+    def member_sharding(self) -> NamedSharding:
+        """Of arrays whose only structure is the leading members axis."""
+        return NamedSharding(self.mesh, P("data") if self.members_on_data else P())
+
+
+def over_members(layout: Layout, f: Callable) -> Callable:
+    """f of one member -> f of all, on arrays with a leading members axis. One member costs nothing: no vmap, only a reshape."""
+    if layout.num_members == 1:
+
+        def single(*args: PyTree) -> PyTree:
+            out = f(*jax.tree.map(lambda x: x[0], args))
+            return jax.tree.map(lambda x: x[None], out)
+
+        return single
+    if not layout.members_on_data or layout.mesh.shape["data"] == 1:
+        return jax.vmap(f)
+    return jax.shard_map(jax.vmap(f), mesh=layout.mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+
+
+def one_by_one(f: Callable, shards: PyTree) -> PyTree:
+    """f of each shard of a leading axis, in turn and not vmapped: so the arrays of a shard are the same on any mesh.
+
+    With other shapes XLA rounds differently, and a last bit is another trajectory some hundred steps later (docs/adr/0002).
+    """
+    if jax.tree.leaves(shards)[0].shape[0] == 1:  # a loop would copy a replay memory on its way in and out
+        return jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], shards)))
+    return jax.lax.map(f, shards)
+
+
+def init_shards(layout: Layout, source: Source) -> Callable:
+    """(key, policy) -> Data with a leading axis of logical shards. The key of a shard is the same on any mesh."""
+
+    def init(key: jax.Array, policy: PyTree) -> PyTree:
+        return one_by_one(lambda k: source.init(k, policy), jax.random.split(key, layout.num_shards))
+
+    return init
+
+
+def collect(layout: Layout, source: Source) -> Callable:
+    """(data, policy) -> (data, Batch [U, T+1, B, ...] with the shard as the major part of B, metrics)."""
+
+    def local(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
+        data, batch, metrics = one_by_one(lambda shard: source.next(shard, policy), data)
+        trajectory = Trajectory(*(jax.tree.map(lambda x: _merge(x, 2), leaf) for leaf in batch.trajectory))
+        return data, Batch(trajectory, *(jax.tree.map(lambda x: _merge(x, 1), leaf) for leaf in batch[1:])), metrics
+
+    def run(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
+        shards = local
+        if layout.mesh.shape["data"] > 1 and not layout.members_on_data:
+            out_specs = (P("data"), Batch(P(None, None, "data"), P(None, "data"), P(None, "data")), P("data"))  # type: ignore[arg-type]
+            shards = jax.shard_map(
+                local,
+                mesh=layout.mesh,
+                in_specs=(P("data"), P()),
+                out_specs=out_specs,
+                axis_names={"data"},
+                check_vma=False,
+            )
+        data, batch, metrics = shards(data, policy)
+        return data, batch, jax.tree.map(lambda x: x.sum(axis=0), metrics)
+
+    return run
+
+
+def feed_back(layout: Layout, source: Source) -> Callable:
+    """(data, ids, priority [U, B]) -> data: each shard hears of its own samples, on the device that has it."""
+
+    def local(data: PyTree, ids: PyTree, priority: jax.Array) -> PyTree:
+        num_shards = jax.tree.leaves(data)[0].shape[0]
+        shards = (data, *jax.tree.map(lambda x: _split(x, num_shards), (ids, priority)))
+        return one_by_one(lambda shard: source.feedback(*shard), shards)
+
+    if layout.mesh.shape["data"] == 1 or layout.members_on_data:
+        return local
+    samples = P(None, "data")
+    return jax.shard_map(
+        local,
+        mesh=layout.mesh,
+        in_specs=(P("data"), samples, samples),
+        out_specs=P("data"),
+        axis_names={"data"},
+        check_vma=False,
+    )
+
+
+def run_shardings(layout: Layout, abstract_run: Any) -> Any:
+    """A sharding for each leaf of a Run. Raises ConfigError for a parameter rule that cannot be followed."""
+    if layout.members_on_data:
+        return jax.tree.map(lambda _: layout.member_sharding, abstract_run)
+    _check_rules(layout, abstract_run.state)
+    shards = NamedSharding(layout.mesh, P(None, "data"))
+    state = jax.tree_util.tree_map_with_path(lambda path, x: _param_sharding(layout, path, x), abstract_run.state)
+    data = jax.tree.map(lambda _: shards, abstract_run.data)
+    settings = jax.tree.map(lambda _: layout.replicated, abstract_run.settings)
+    return abstract_run._replace(state=state, data=data, settings=settings)
+
+
+def _check_rules(layout: Layout, state: PyTree) -> None:
+    leaves = {_name(path): leaf.shape[1:] for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    for rule in layout.param_rules:
+        where = f"hardware.param_rules: path {rule.path!r}, spec {list(rule.spec)}"
+        try:
+            found = {name: shape for name, shape in leaves.items() if re.search(rule.path, name)}
+        except re.error as error:
+            raise ConfigError(f"{where}: the path is no regular expression ({error})") from error
+        axes = [axis for axis in rule.spec if axis is not None]
+        if len(set(axes)) < len(axes):
+            raise ConfigError(f"{where}: an axis of the mesh can split one dimension only")
+        fitting = {name: shape for name, shape in found.items() if len(shape) == len(rule.spec)}
+        if not fitting:
+            some = ", ".join(name for name, shape in leaves.items() if len(shape) == len(rule.spec))[:300]
+            raise ConfigError(f"{where}: no parameter of {len(rule.spec)} dimensions matches; there are {some}")
+        for name, shape in fitting.items():
+            for size, axis in zip(shape, rule.spec, strict=True):
+                if axis is not None and size % layout.mesh.shape[axis]:
+                    raise ConfigError(
+                        f"{where}: {name} has {size} in that dimension, which hardware.mesh.{axis} "
+                        f"{layout.mesh.shape[axis]} does not divide; a longer path leaves it out"
+                    )
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _param_sharding(layout: Layout, path: Any, leaf: Any) -> NamedSharding:
+    """The optimiser's moments have the parameter's path inside theirs, so the same rule finds them."""
+    name = _name(path)
+    for rule in layout.param_rules:
+        if len(rule.spec) == leaf.ndim - 1 and re.search(rule.path, name):
+            return NamedSharding(layout.mesh, P(None, *rule.spec))
+    return layout.replicated
+
+
+def _merge(x: jax.Array, axis: int) -> jax.Array:
+    """[S, ..., b, ...] -> [..., S * b, ...], where b becomes axis `axis` of the result. One shard needs no transpose."""
+    x = jax.numpy.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _split(x: jax.Array, num_shards: int) -> jax.Array:
+    """[U, S * b, ...] -> [S, U, b, ...]: what `collect` put together."""
+    return jax.numpy.moveaxis(x.reshape(x.shape[0], num_shards, -1, *x.shape[2:]), 1, 0)

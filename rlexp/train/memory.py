@@ -1,0 +1,72 @@
+"""Whether a run can fit at all, told from the shapes of what it holds, before anything is compiled or asked for.
+
+A lower bound: what is learnt, the environments and the replay memory, a batch, and the episodes of an evaluation. The program
+needs more than that, so what passes may still run out; but nobody waits for the kernel to kill a machine's other programs.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rlexp.config import ConfigError
+from rlexp.experiment import Experiment
+from rlexp.machine import hardware
+from rlexp.types import PyTree
+
+
+def check(experiment: Experiment, mesh: Mesh) -> None:
+    """Raises ConfigError where a run of one member needs more than there is."""
+    config, key = experiment.config, jax.random.key(0)
+    source, env = experiment.source_of(experiment.settings), experiment.env_of(experiment.settings)
+    hp = jax.tree.map(np.float32, experiment.hp)
+    try:
+        state = jax.eval_shape(experiment.algorithm.init, key, hp)
+        policy = jax.eval_shape(lambda s: experiment.algorithm.policy(s, True), state)
+        data = jax.eval_shape(source.init, key, policy)
+        _, batch, _ = jax.eval_shape(source.next, data, policy)
+        episode = jax.eval_shape(env.reset, key)
+    except OverflowError as error:
+        raise ConfigError(f"algo, network: arrays of these sizes cannot be made: {error}") from error
+    shards = experiment.num_shards
+    parts = {
+        "network: parameters and optimiser": _size(state),
+        "algo: environments and replay memory": _size(data) * shards,
+        "algo.num_envs, algo.num_steps: a batch": _size(batch) * shards,
+        "eval.num_episodes: environments of an evaluation": _size(episode) * config.eval.num_episodes,
+    }
+    one_memory = mesh.devices.flat[0].platform == "cpu"
+    if not one_memory:
+        spread = mesh.shape["data"]
+        parts = {name: size if name.startswith("eval") else size / spread for name, size in parts.items()}
+        first = next(iter(parts))  # a copy on each device, unless rules split it
+        parts[first] *= spread / (mesh.shape["model"] if config.hardware.param_rules else 1)
+    needed, capacity = sum(parts.values()), _capacity(config.hardware, mesh)
+    if capacity is not None and needed > capacity:
+        largest = max(parts, key=lambda name: parts[name])
+        raise ConfigError(
+            f"{largest} takes {_bytes(parts[largest])}, and all together at least {_bytes(needed)}, of the {_bytes(capacity)} "
+            f"of memory that {'this machine' if one_memory else 'a device'} has"
+        )
+
+
+def _capacity(config: Any, mesh: Mesh) -> int | None:
+    """Of the machine, or of one device; None where the device does not say."""
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        return hardware.machine_bytes()
+    return (device.memory_stats() or {}).get("bytes_limit") or config.memory_bytes
+
+
+def _size(tree: PyTree) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _bytes(size: float | int) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} EB"

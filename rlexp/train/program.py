@@ -1,0 +1,203 @@
+"""The compiled programs of a pack: init, chunk, evaluate. Each is compiled once, ahead of time.
+
+Every argument and result has the members as its first axis. Members differ in data only: seed, hyperparameters and
+other traced settings.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.experiment import Experiment
+from rlexp.sources.base import no_feedback
+from rlexp.train.evaluate import Episodes, evaluate
+from rlexp.train.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
+from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Settings
+
+
+class Run(NamedTuple):
+    """A whole run: what is checkpointed, vmapped, sharded and donated."""
+
+    state: PyTree
+    data: PyTree  # the source's
+    settings: Settings  # the environment and the source are built from them, inside the trace
+
+
+class Program(NamedTuple):
+    """What the trainer calls."""
+
+    init: Callable[[], Run]
+    chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
+    evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
+    compile_s: float
+    executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
+
+
+class Traced(NamedTuple):
+    """A pack before compilation: enough to restore a checkpoint."""
+
+    abstract_run: Run  # shapes, types and shardings
+    settings: Callable[[], Settings]  # of a fresh Run, on the devices
+    compile: Callable[[], Program]
+    # The evaluation alone, (run.state, run.settings, update) -> [members, num_episodes]. It is the very program that a run
+    # evaluates with: with other shapes, or constants for arguments, XLA rounds differently, and episodes end elsewhere.
+    compile_evaluate: Callable[[], Callable[[PyTree, Settings, int], Episodes]]
+    lower_chunk: Callable[[], jax.stages.Lowered]  # needs no devices: the mesh may be one that is only described
+    # The same for as many other members, which differ in data only: they are compiled once for all.
+    with_members: Callable[[Sequence[Experiment]], "Traced"]
+
+
+# Streams of a seed: a new one never reshuffles the others.
+_TRAIN, _EVALUATE, _BETWEEN = 0, 1, 2
+
+
+def evaluation_key(seed: Any, update: Any) -> Key:
+    """The evaluation after so many updates plays the same episodes in training, after a resume, and under run=eval."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _EVALUATE), update)
+
+
+def changed_by(change: Callable, traced: Traced, seed: int) -> Callable[[Run, int, np.ndarray], Run]:
+    """(run, update, returns [members]) -> run, by a Between's `change`, compiled at its first use. The run is donated."""
+
+    def changed(run: Run, update: jax.Array, returns: jax.Array) -> Run:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _BETWEEN), update)
+        return change(key, run, returns)
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
+    jitted = jax.jit(changed, donate_argnums=0, out_shardings=shardings)
+    return lambda run, update, returns: jitted(run, np.int32(update), np.asarray(returns, np.float32))
+
+
+def collect_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[PyTree, Batch, Metrics]:
+    """The first half of an update, of one member: (data, what was collected, metrics)."""
+    source = experiment.source_of(run.settings)
+    with jax.named_scope("rollout"):
+        return collect(layout, source)(run.data, experiment.algorithm.policy(run.state, True))
+
+
+def learn_once(experiment: Experiment, layout: Layout, run: Run, batch: Batch) -> tuple[Run, Metrics]:
+    """The second half: learn from what was collected, and tell the source what it was worth."""
+    source, data = experiment.source_of(run.settings), run.data
+    with jax.named_scope("update"):
+        state, updates = jax.lax.scan(experiment.algorithm.update, run.state, batch)
+        if updates.priority is not None and source.feedback is not no_feedback:
+            data = feed_back(layout, source)(data, batch.ids, updates.priority)
+        return Run(state, data, run.settings), jax.tree.map(jnp.sum, updates.metrics)
+
+
+def update_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[Run, Metrics]:
+    """Collect, learn, report: one step of the training loop, of one member."""
+    data, batch, metrics = collect_once(experiment, layout, run)
+    run, losses = learn_once(experiment, layout, run._replace(data=data), batch)
+    return run, metrics | losses
+
+
+def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
+    """Experiments may differ in seed, hp and settings only."""
+    lead = experiments[0]
+    greedy = lead.config.eval.mode == "greedy"
+
+    def init_one(seed: jax.Array, hp: PyTree, settings: Settings) -> Run:
+        state_key, data_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), _TRAIN))
+        state = lead.algorithm.init(state_key, hp)
+        policy = lead.algorithm.policy(state, True)
+        return Run(state, init_shards(layout, lead.source_of(settings))(data_key, policy), settings)
+
+    def chunk_one(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
+        once = jax.jit(lambda r: update_once(lead, layout, r), inline=True)  # traced once for its shapes and the loop
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(once, run)[1])
+
+        def body(_: Any, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
+            run, total = carry
+            run, metrics = once(run)
+            return run, jax.tree.map(jnp.add, total, metrics)
+
+        return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
+
+    def evaluate_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array) -> Episodes:
+        policy = lead.algorithm.policy(state, not greedy)
+        env, num_episodes = lead.env_of(settings), lead.config.eval.num_episodes
+        return evaluate(env, lead.algorithm, policy, evaluation_key(seed, update), num_episodes=num_episodes)
+
+    def chunk_all(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
+        # one trip count for all members: a batched one would make every carry a select
+        return over_members(layout, lambda r: chunk_one(r, num_updates))(run)
+
+    def evaluate_all(state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array) -> Episodes:
+        return over_members(layout, lambda s, t, k: evaluate_one(s, t, k, update))(state, settings, seeds)
+
+    init_all = over_members(layout, init_one)
+    shapes = jax.eval_shape(init_all, *_member_data(experiments))
+    shardings = run_shardings(layout, shapes)
+    abstract_run = jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
+    )
+
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    per_member = layout.member_sharding
+
+    def lower_chunk() -> jax.stages.Lowered:
+        chunk = jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member))
+        return chunk.lower(abstract_run, count)
+
+    @functools.cache
+    def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+        placed = jax.device_put(_member_data(experiments), per_member)
+        return jax.jit(init_all, out_shardings=shardings).lower(*placed).compile(), lower_chunk().compile()
+
+    @functools.cache
+    def evaluation() -> jax.stages.Compiled:
+        seeds, *_ = jax.device_put(_member_data(experiments), per_member)
+        play = jax.jit(evaluate_all, out_shardings=per_member)
+        return play.lower(abstract_run.state, abstract_run.settings, seeds, count).compile()
+
+    def of(members: Sequence[Experiment]) -> Traced:
+        def compile_all() -> Program:
+            began = time.perf_counter()
+            (init, chunk), play = executables(), compile_evaluate()
+            placed = jax.device_put(_member_data(members), per_member)
+            return Program(
+                init=lambda: init(*placed),
+                chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
+                evaluate=lambda run, update: play(run.state, run.settings, update),
+                compile_s=time.perf_counter() - began,
+                executable=chunk,
+            )
+
+        def settings() -> Settings:
+            return jax.device_put(stacked_settings(members), shardings.settings)
+
+        def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
+            play, (seeds, *_) = evaluation(), jax.device_put(_member_data(members), per_member)
+            return lambda state, settings, update: play(state, settings, seeds, np.int32(update))
+
+        return Traced(abstract_run, settings, compile_all, compile_evaluate, lower_chunk, of)
+
+    return of(experiments)
+
+
+def _member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, Settings]:
+    """What members differ in: (seeds, hyperparameters, other settings)."""
+    seeds = np.array([e.config.seed for e in experiments], np.uint32)
+    return seeds, _stack([e.hp for e in experiments]), stacked_settings(experiments)
+
+
+def stacked_settings(experiments: Sequence[Experiment]) -> Settings:
+    """Those of the members, as they stand in a fresh Run."""
+    return _stack([e.settings for e in experiments])
+
+
+def mean(metric: Mean) -> np.ndarray:
+    """Sum over count of each member, float64; NaN where nothing was counted, inf where the sum is not finite."""
+    total, count = np.asarray(metric.sum, np.float64), np.asarray(metric.count, np.float64)
+    average = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return np.where(np.isfinite(total) & np.isfinite(count), average, np.inf)
+
+
+def _stack(trees: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *xs: np.array(xs, np.float32), *trees)

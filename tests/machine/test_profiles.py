@@ -1,0 +1,179 @@
+"""Every profile is consistent, a user adds one by a YAML file, and the real devices are held against it."""
+
+import math
+import os
+from dataclasses import dataclass
+
+import jax
+import pytest
+from support import build, command_line
+
+from rlexp import compose
+from rlexp.config import ConfigError
+from rlexp.experiment import resume_fingerprint
+from rlexp.machine import hardware
+
+PROFILES = sorted(path.stem for path in (compose.CONF_DIR / "hardware").glob("*.yaml"))
+SIZES = {  # profile: (chips, hosts, topology)
+    "cpu": (1, 1, None),
+    "gpu": (1, 1, None),
+    "gpu-2": (2, 1, None),
+    "gpu-4": (4, 1, None),
+    "gpu-8": (8, 1, None),
+    "gpu-16": (16, 2, None),
+    "gpu-32": (32, 4, None),
+    "v4-8": (4, 1, "2x2x1"),
+    "v4-16": (8, 2, "2x2x2"),
+    "v4-32": (16, 4, "2x2x4"),
+    "v4-64": (32, 8, "2x4x4"),
+}
+
+
+def profile(*overrides: str) -> hardware.Config:
+    return build(*overrides).config.hardware
+
+
+@dataclass(frozen=True)
+class Device:
+    platform: str
+    device_kind: str
+    id: int
+
+
+def devices_here(monkeypatch: pytest.MonkeyPatch, platform: str, kind: str, num: int, processes: int = 1) -> None:
+    found = [Device(platform, kind, i) for i in range(num)]
+
+    def devices(asked: str | None = None) -> list[Device]:
+        if asked not in (None, platform):
+            raise RuntimeError(f"no {asked} here")
+        return found
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+
+
+def test_these_profiles_are_there():
+    assert set(SIZES) == set(PROFILES)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_consistent(name):
+    config = profile(f"hardware={name}")
+    topology = config.tpu.topology if config.tpu else None
+    assert (config.chips, config.hosts, topology) == SIZES[name]
+    assert (config.mesh.data, config.mesh.model) == (config.chips, 1)
+    assert config.num_envs == 4 * config.chips
+    assert config.platform == name.split("-")[0].replace("v4", "tpu")
+    if config.tpu:
+        assert math.prod(int(n) for n in config.tpu.topology.split("x")) == config.chips
+        assert config.chips == config.hosts * math.prod(config.tpu.chips_per_host)
+        assert config.device_kind == "TPU v4"
+    if config.platform == "gpu":
+        assert config.hosts == -(-config.chips // 8)
+
+
+def test_more_hops_take_longer():
+    waits = [profile(f"hardware={name}").rates.collective_s for name in ("v4-8", "v4-16", "v4-32", "v4-64")]
+    assert waits == sorted(waits) and waits[0] < waits[-1]
+    assert profile("hardware=gpu-16").rates.interconnect < profile("hardware=gpu-8").rates.interconnect
+
+
+V5E = """
+defaults:
+  - v4-8
+  - _self_
+
+device_kind: TPU v5 lite
+chips: 16
+hosts: 4
+tpu:
+  generation: v5e
+  topology: 4x4
+  chip_config: default
+  chips_per_host: [2, 2, 1]
+memory_bytes: 16e9
+rates:
+  matmul:
+    bf16: 197e12
+    f32: 32.8e12
+  memory: 819e9
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_user_adds_a_profile_by_one_file(tmp_path):
+    """And it is planned for as ours are."""
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/v5e-16.yaml").write_text(V5E)
+    search = compose.search_path(str(tmp_path))
+    config = profile(*search, "hardware=v5e-16")
+    assert (config.mesh.data, config.num_envs, config.memory_bytes) == (16, 64, 16_000_000_000)
+    assert config.rates.interconnect == profile("hardware=v4-8").rates.interconnect
+    done = command_line(
+        tmp_path, "--config-dir", str(tmp_path), "hardware=v5e-16", "run=plan", "algo.num_steps=8", tpu_compiler=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "16 x TPU v5 lite (4x4)" in done.stdout
+
+
+def test_the_mesh_decides_how_many_devices():
+    mesh = hardware.make(profile("hardware=v4-8", "hardware.mesh.data=2", "hardware.emulate=true"))
+    assert mesh.shape == {"data": 2, "model": 1} and mesh.devices.flat[0].platform == "cpu"
+    assert hardware.make(profile("hardware=v4-8", "hardware.emulate=true")).size == 4
+
+
+@pytest.mark.parametrize(
+    ("cores", "members", "more", "size"),
+    [
+        (2, 4, (), 2),
+        (2, 3, (), 1),
+        (4, 6, (), 3),
+        (64, 8, (), 4),  # of the virtual devices that there are
+        (4, 1, (), 1),
+        (4, 8, ("hardware.pack_devices=1",), 1),
+        (4, 8, ("hardware=v4-8", "hardware.mesh.data=2", "hardware.emulate=true"), 2),
+    ],
+)
+def test_a_pack_on_one_cpu_is_spread_over_its_cores(monkeypatch, cores, members, more, size):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert hardware.make(profile(*more), members).shape == {"data": size, "model": 1}
+
+
+def test_too_few_devices_are_one_line(monkeypatch):
+    devices_here(monkeypatch, "gpu", "NVIDIA L4", 1)
+    with pytest.raises(ConfigError) as error:
+        hardware.make(profile("hardware=gpu-8"))
+    assert "8 gpu device(s) are wanted" in str(error.value) and "1 NVIDIA L4 are here" in str(error.value)
+    assert all(way in str(error.value) for way in ("launcher=", "hardware.emulate=true", "run=plan"))
+    assert "\n" not in str(error.value)
+
+
+def test_another_generation_is_refused(monkeypatch):
+    devices_here(monkeypatch, "tpu", "TPU v5 lite", 4)
+    with pytest.raises(ConfigError, match=r"4 tpu device.s. are wanted, TPU v4.*4 TPU v5 lite are here"):
+        hardware.make(profile("hardware=v4-8"))
+    devices_here(monkeypatch, "tpu", "TPU v4", 4)
+    assert hardware.make(profile("hardware=v4-8")).size == 4
+
+
+def test_one_process_may_leave_devices_alone_several_may_not(monkeypatch):
+    devices_here(monkeypatch, "tpu", "TPU v4", 16)
+    assert hardware.make(profile("hardware=v4-8")).size == 4
+    devices_here(monkeypatch, "tpu", "TPU v4", 16, processes=4)
+    with pytest.raises(ConfigError, match="16 TPU v4 are here"):
+        hardware.make(profile("hardware=v4-8"))
+
+
+def test_the_command_that_people_know_says_what_is_missing(tmp_path):
+    done = command_line(tmp_path, "algo=ppo", "hardware=v4-32", "precision=bf16")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "16 tpu device(s) are wanted, TPU v4" in done.stderr and "cpu are here" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_may_go_on_on_other_hardware():
+    here = resume_fingerprint(build("shards=4", "algo.num_envs=16"))
+    assert here == resume_fingerprint(build("shards=4", "algo.num_envs=16", "hardware=v4-8"))
+    assert here != resume_fingerprint(build("shards=2", "algo.num_envs=16", "hardware=v4-8", "hardware.mesh.data=2"))

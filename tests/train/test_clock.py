@@ -1,0 +1,54 @@
+"""The source owns the clock; and an algorithm need have neither environments nor a learning rate, and may have several torsos."""
+
+import sys
+from types import ModuleType
+
+import jax
+import pytest
+from support import rows
+from train import imitation
+
+from rlexp import compose, experiment
+from rlexp.machine.stop import Stop
+from rlexp.train.loop import Member, chunk_end, train_pack
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """A run of 12 updates that learns from a data set."""
+    for name in ("Data", "Imitate"):
+        part, module = vars(imitation)[name], ModuleType(f"imitation_{name.lower()}")
+        module.Config, module.make = part.Config, part.make
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    made, _ = compose.compose_node(["logger=quiet", "env=probe/obs_action_reward", "network.hidden=[4]"])
+    made["algo"] = {"module": "imitation_imitate", "source": {"module": "imitation_data"}, "hp": {"pull": 1.0}}
+    made |= {"total_env_steps": 12, "eval": {"every_env_steps": 5, "num_episodes": 4, "mode": "greedy"}}
+    return experiment.build(made)
+
+
+def test_a_data_set_counts_updates(built, tmp_path):
+    assert (built.total_updates, built.total_env_steps, chunk_end(built, 5)) == (12, 12, 10)
+    (summary,) = train_pack([Member(built, tmp_path, "12345678")], stop=Stop())
+    lines = rows(tmp_path)
+    assert [line["env_steps"] for line in lines if line["env_steps"]] == [5, 10, 12]
+    assert [line["env/calls"] for line in lines if line["env_steps"]] == [2.0, 7.0, 10.5]
+    assert lines[-1]["loss/policy"] < 0.5 and summary["objective"] == 1.0
+
+
+def test_a_second_torso_may_see_more_than_the_observation(built):
+    state = jax.eval_shape(built.algorithm.init, jax.random.key(0), {"pull": 1.0})
+    first = [x.shape[0] for x in jax.tree.leaves(state.params["critic"]) if x.ndim == 2]
+    assert 1 + 3 in first  # obs_action_reward observes one number
+
+
+def test_environment_steps_are_what_the_source_takes():
+    def of(*overrides):
+        node, _ = compose.compose_node(["logger=quiet", "env=probe/obs_action_reward", *overrides])
+        return experiment.build(node)
+
+    one = of("algo.num_envs=4", "algo.num_steps=8")
+    assert one.env_steps_per_update == 32 and one.source_of(one.settings).env_steps_per_update == 32
+    two = of("algo=dqn", "algo.num_envs=8", "algo.num_steps=4", "shards=2")
+    source = two.source_of(two.settings)
+    assert (source.env_steps_per_update, two.env_steps_per_update) == (16, 32)
+    assert two.env_steps(3) == 2 * source.prefill_env_steps + 3 * 32
