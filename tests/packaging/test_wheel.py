@@ -69,7 +69,7 @@ def test_the_wheel_carries_the_packages_and_the_configuration(wheel: Path) -> No
 
 def test_the_installed_package_runs_from_an_empty_directory(python: Path, tmp_path: Path) -> None:
     where = _call(
-        python, "-c", "import rlexp, rlexp_launchers; print(rlexp.__file__, rlexp_rlexp_launchers.__file__)", cwd=tmp_path
+        python, "-c", "import rlexp, rlexp_launchers; print(rlexp.__file__, rlexp_launchers.__file__)", cwd=tmp_path
     ).stdout
     assert str(ROOT) not in where
     version = _call(python, "-c", "import importlib.metadata as m; print(m.version('rlexp'))", cwd=tmp_path).stdout
