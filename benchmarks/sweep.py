@@ -167,9 +167,9 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
     from hydra.types import RunMode
 
     from rlexp import compose
+    from rlexp.sweep import hydra_jobs
+    from rlexp.sweep.compositions import Compositions
     from rlexp.sweep.packing import packs
-    from rlexp_launchers import hydra_jobs
-    from rlexp_launchers.compositions import Compositions
 
     compose.register_resolvers()
     loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(compose.CONF_DIR)))

@@ -1,4 +1,4 @@
-"""Hydra 1.3 finds plugins only in this namespace, and imports this file at each start: all else is in `launchers`."""
+"""Hydra 1.3 finds plugins only in this namespace, and imports this file at each start: all else is in `rlexp.sweep`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RlexpLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
         """Runs a batch of jobs, and gives Hydra's JobReturn of each."""
-        from rlexp_launchers.hydra_jobs import launch
+        from rlexp.sweep.hydra_jobs import launch
 
         return launch(self, job_overrides, initial_job_idx)
 
@@ -49,7 +49,7 @@ class RlexpSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Called once by Hydra; gives the JobReturns, batch by batch."""
-        from rlexp_launchers.hydra_sweep import sweep
+        from rlexp.sweep.hydra_sweep import sweep
 
         launcher = self.launcher
         return sweep(self, arguments, has_manifest=isinstance(launcher, RlexpLauncher) and launcher.pack != "off")

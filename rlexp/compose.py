@@ -218,11 +218,13 @@ def _code(node: Any, path: str) -> Iterator[tuple[str, str]]:
         where = f"{path}.{key}" if path else str(key)
         if isinstance(value, dict | list):
             yield from _code(value, where)
-        elif key in ("module", "_target_") and kinds.now(str(value)).split(".")[0] not in _OURS:
+        elif key in ("module", "_target_") and not is_ours(str(value)):
             yield where, str(value)
 
 
-_OURS = ("rlexp", "rlexp_launchers", "hydra", "hydra_plugins", "None")
+def is_ours(name: str) -> bool:
+    """Whether a module that a configuration names is the platform's, or Hydra's."""
+    return kinds.now(name).split(".")[0] in ("rlexp", "rlexp_launchers", "hydra", "hydra_plugins", "None")
 
 
 def without_hydra(config: DictConfig) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlexp import endings, tables
-from rlexp.compose import override_key, quoted
+from rlexp.compose import is_ours, override_key, quoted
 from rlexp.config import ConfigError, load_module
 from rlexp.storage import store
 from rlexp.sweep import worker
@@ -104,7 +104,7 @@ def _cancel(manifest: Manifest, directory: Path) -> int:
         while manifest.owner() and time.monotonic() < until:
             time.sleep(0.2)
     name = _known(manifest, "launcher")
-    if not name.startswith("launchers."):
+    if not is_ours(name):
         endings.say(f"rlexp.sweep: imports {name!r}, which {manifest.path} names")
     launcher = load_module(name, "launcher")
     troubles = []

@@ -11,8 +11,7 @@ from command_lines import SOUND, Line, lines, run, wrong_with
 from hypothesis import HealthCheck, given, settings
 
 from rlexp import compose, session
-from rlexp.sweep import packs
-from rlexp_launchers import hydra_jobs
+from rlexp.sweep import hydra_jobs, packs
 
 TWO = ("hardware.emulate=true", "hardware.mesh.data=2")
 RUN = {f"a/{name}": content for name, content in SOUND.items()}

@@ -13,9 +13,8 @@ from rlexp import compose, session
 from rlexp.machine import distributed
 from rlexp.storage import rundir
 from rlexp.sweep import __main__ as sweep_cli
-from rlexp.sweep import packs
+from rlexp.sweep import hydra_jobs, packs
 from rlexp.sweep.manifest import Manifest
-from rlexp_launchers import hydra_jobs
 
 THEIRS = b"from rlexp.networks.mlp import Config, make\nprint('imported')\n"
 
@@ -89,6 +88,16 @@ def test_a_sweep_says_what_it_runs_and_where(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert sweep_cli.main(["resume", str(sweep)]) == 2
     assert "No such file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("launcher", ["launchers.local", "rlexp_launchers.local", "theirs_local"])
+def test_who_cancels_a_sweep_is_told_of_a_launcher_that_is_not_ours(tmp_path, monkeypatch, capfd, launcher):
+    (tmp_path / "theirs_local.py").write_text("from rlexp_launchers.local import *\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Manifest(tmp_path).remember("launcher", launcher)
+    assert sweep_cli.main(["cancel", str(tmp_path)]) == 0
+    assert (f"imports {launcher!r}" in capfd.readouterr().err) is (launcher == "theirs_local")
+    sys.modules.pop("theirs_local", None)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from rlexp.sweep import hydra_jobs
 from rlexp.sweep.manifest import Manifest
-from rlexp_launchers import hydra_jobs
 
 
 @pytest.fixture(autouse=True)

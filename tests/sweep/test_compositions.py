@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlexp import compose
 from rlexp.config import ConfigError
-from rlexp_launchers.compositions import Compositions
+from rlexp.sweep.compositions import Compositions
 
 COMMAND_LINE = ["logger=quiet", "hydra.sweep.dir=somewhere"]
 # Each line is composed after those above it, of which it may be a copy; `hydra` must compose so many of them.

@@ -12,9 +12,9 @@ from rlexp import __main__ as cli
 from rlexp import compose
 from rlexp.config import ConfigError
 from rlexp.storage import rundir
+from rlexp.sweep import hydra_jobs, places
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job
-from rlexp_launchers import hydra_jobs, places
 
 some = functools.cache(build)  # what is in it makes no difference here
 

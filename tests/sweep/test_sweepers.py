@@ -14,6 +14,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobReturn, JobStatus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +22,10 @@ from rlexp import compose
 from rlexp.config import Config, ConfigError, parse
 from rlexp.sweep import optuna as optuna_sweeper
 from rlexp.sweep import random as random_sweeper
+from rlexp.sweep.hydra_sweep import sweep
 from rlexp.sweep.manifest import Entry, JobFailed, Manifest
 from rlexp.sweep.space import Interval, draw, read
 from rlexp.sweep.sweepers import Sweep
-from rlexp_launchers.hydra_sweep import sweep
 
 LR = "algo.hp.lr=tag(log, interval(1e-5, 1e-2))"
 FIXED = ("env=probe/action_reward", "compilation_cache=null", "logger=quiet")
@@ -73,19 +74,14 @@ class Plugin:
                 self.die()
                 value = self.objective(overrides)
                 manifest.change([number], status="failed" if value is None else "finished", objective=value)
-            returned.append(_Returned(manifest.jobs()[number]))
+            returned.append(_returned(manifest.jobs()[number]))
         return returned
 
 
-class _Returned:
-    def __init__(self, entry: Entry):
-        self.entry = entry
-
-    @property
-    def return_value(self) -> float | None:
-        if self.entry.status == "failed":
-            raise JobFailed(f"job {self.entry.number}")
-        return self.entry.objective
+def _returned(entry: Entry) -> JobReturn:
+    returned = JobReturn(status=JobStatus.FAILED if entry.status == "failed" else JobStatus.COMPLETED)
+    returned.return_value = JobFailed(f"job {entry.number}") if entry.status == "failed" else entry.objective
+    return returned
 
 
 def search(

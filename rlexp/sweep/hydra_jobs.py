@@ -13,10 +13,10 @@ from omegaconf import DictConfig, open_dict
 from rlexp import compose, endings
 from rlexp.config import Config, ConfigError, as_read, load_module, parse
 from rlexp.storage import store
+from rlexp.sweep import places
+from rlexp.sweep.compositions import Compositions
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, fingerprint, name, packs, without_launcher
-from rlexp_launchers import places
-from rlexp_launchers.compositions import Compositions
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
