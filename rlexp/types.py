@@ -5,6 +5,7 @@ Shapes: `T` time steps of a rollout, `B` environments, `U` updates of one chunk 
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 PyTree = Any
@@ -17,20 +18,30 @@ class Discrete(NamedTuple):
     num_actions: int
 
 
+class MultiDiscrete(NamedTuple):
+    """Several choices at once: actions as int32 arrays [D], entry i of 0 … num_actions[i] - 1."""
+
+    num_actions: tuple[int, ...]
+
+
 class Continuous(NamedTuple):
-    """Actions as float32 arrays of `shape`, each entry within [low, high]."""
+    """Actions as float32 arrays of `shape`, each entry within [low, high]: two numbers for all, or arrays of `shape`.
+
+    An entry of an array may be infinite. Arrays are also the unit in which a policy begins: PPO's mean is the middle between
+    them, and its deviation half their distance; with two numbers it begins at mean 0 and deviation 1, whatever they are.
+    """
 
     shape: tuple[int, ...]
-    low: float
-    high: float
+    low: float | np.ndarray
+    high: float | np.ndarray
 
 
 class EnvSpec(NamedTuple):
     """What an algorithm and a network must know of an environment, all of it static."""
 
     name: str
-    observation: PyTree  # of jax.ShapeDtypeStruct, unbatched; a dict may hold "action_mask", bool [A]
-    action: Discrete | Continuous
+    observation: PyTree  # of jax.ShapeDtypeStruct, unbatched; a dict may hold "action_mask", bool [A], of all choices side by side
+    action: Discrete | MultiDiscrete | Continuous
     max_episode_steps: int  # an episode is truncated after as many agent steps
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlexp.config import ConfigError
 from rlexp.ops.distributions import masked
-from rlexp.types import Discrete, EnvSpec, Key, Mean, PyTree
+from rlexp.types import Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 
@@ -21,7 +21,11 @@ def has_mask(spec: EnvSpec) -> bool:
 
 
 def num_actions(spec: EnvSpec, algorithm: str) -> int:
-    """Raises ConfigError where actions are no choices."""
+    """Raises ConfigError where an action is not one choice."""
+    if isinstance(spec.action, MultiDiscrete):
+        raise ConfigError(
+            f"env: {spec.name} has several choices an action; {algorithm} needs one (algo=ppo takes both)"
+        )
     if not isinstance(spec.action, Discrete):
         raise ConfigError(f"env: {spec.name} has continuous actions; {algorithm} needs discrete ones")
     return spec.action.num_actions

@@ -10,7 +10,6 @@ are computed anew in the update rather than recorded while acting, which is the 
 rows that belong to no transition (`valid` 0) count nowhere.
 """
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,16 +20,16 @@ from jaxtyping import Array, Float
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.policy import policy_head
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import SharedTrunk
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
-from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
 from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
 from rlexp.ops.shuffle import minibatches
-from rlexp.types import Batch, Discrete, EnvSpec, Key, Mean, PyTree, TimeStep, Update
+from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
 
 @schema
@@ -123,17 +122,16 @@ class Rows(NamedTuple):
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
-    discrete = isinstance(spec.action, Discrete)
+    pi_head = policy_head(spec)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
-    action_shape = () if isinstance(spec.action, Discrete) else spec.action.shape
-    num_outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else math.prod(action_shape)
+    continuous_shape = spec.action.shape if isinstance(spec.action, Continuous) else None
     torso = torso_of(spec)
     shared = isinstance(torso, SharedTrunk)
 
     def head(size: int, scale: float) -> nn.Module:
         return Dense(size, scale, dtype, out_dtype=jnp.float32) if shared else Head(torso, size, scale, dtype)
 
-    actor, critic = head(num_outputs, 0.01), head(1, 1.0)
+    actor, critic = head(pi_head.num_outputs, 0.01), head(1, 1.0)
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
         return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
@@ -143,10 +141,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return torso.apply(params["trunk"], obs) if shared else obs
 
     def distribution(params: PyTree, features: Any, obs: PyTree) -> Any:
-        out: Any = actor.apply(params["actor"], features)
-        if not discrete:
-            return DiagonalNormal(out, jnp.broadcast_to(params["log_std"], out.shape))
-        return masked(out, obs["action_mask"]) if common.has_mask(spec) else Categorical(out)
+        return pi_head.distribution(actor.apply(params["actor"], features), params.get("log_std"), obs)
 
     def value_of(params: PyTree, features: Any) -> jax.Array:
         value: Any = critic.apply(params["critic"], features)
@@ -154,7 +149,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
     def flat(action: jax.Array) -> jax.Array:
         """Continuous actions as vectors: [..., *shape] -> [..., D]."""
-        return action if discrete else action.reshape(*action.shape[: action.ndim - len(action_shape)], num_outputs)
+        if continuous_shape is None:
+            return action
+        return action.reshape(*action.shape[: action.ndim - len(continuous_shape)], pi_head.num_outputs)
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
         lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
@@ -167,8 +164,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         params: dict[str, Any] = {"trunk": torso.init(jax.random.fold_in(actor_key, 1), obs)} if shared else {}
         features = seen(params, obs)
         params |= {"actor": actor.init(actor_key, features), "critic": critic.init(critic_key, features)}
-        if not discrete:
-            params["log_std"] = jnp.zeros((num_outputs,), jnp.float32)
+        if pi_head.num_log_stds:
+            params["log_std"] = jnp.zeros((pi_head.num_log_stds,), jnp.float32)
         step = jnp.zeros((), jnp.int32)
         stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
         return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
@@ -182,7 +179,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         pi = distribution(policy.params, seen(policy.params, obs), obs)
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         extras = {"log_prob": pi.log_prob(action)}
-        return action if discrete else action.reshape(*action.shape[:-1], *action_shape), carry, extras
+        if continuous_shape is not None:
+            action = action.reshape(*action.shape[:-1], *continuous_shape)
+        return action, carry, extras
 
     def loss(params: PyTree, rows: Rows, hp: dict[str, jax.Array], num_rows: jax.Array) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rlexp.types import Discrete, EnvSpec, Key, PyTree, TimeStep
+from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree, TimeStep
 
 EnvState = Any
 Tally = Literal["last", "mean", "max", "sum"]  # what of an episode a number of `info` stands for
@@ -104,9 +105,11 @@ def episodic(
     reset and the step have a key of their own each; one that is not used costs nothing once compiled.
 
     Raises:
-      ValueError: while tracing, when an observation or a state is not of the shape and type that was promised.
+      ValueError: at once, where `spec` contradicts itself; while tracing, when an observation or a state is not of the shape
+        and type that was promised.
     """
 
+    check_spec(spec)
     if info:
         reset, step = _tallied(spec.name, reset, step, info)
 
@@ -204,4 +207,27 @@ def action_struct(spec: EnvSpec) -> jax.ShapeDtypeStruct:
     """Shape and type of one action."""
     if isinstance(spec.action, Discrete):
         return jax.ShapeDtypeStruct((), jnp.int32)
+    if isinstance(spec.action, MultiDiscrete):
+        return jax.ShapeDtypeStruct((len(spec.action.num_actions),), jnp.int32)
     return jax.ShapeDtypeStruct(spec.action.shape, jnp.float32)
+
+
+def check_spec(spec: EnvSpec) -> None:
+    """Raises ValueError for bounds that do not fit the action, and for a mask that does not fit the choices."""
+    action = spec.action
+    if isinstance(action, Continuous):
+        for name, bound in (("low", action.low), ("high", action.high)):
+            if np.shape(bound) not in ((), tuple(action.shape)):
+                raise ValueError(
+                    f"{spec.name}: {name} of the action: expected a number or shape {list(action.shape)}, "
+                    f"got shape {list(np.shape(bound))}"
+                )
+        if not np.all(np.asarray(action.low) < np.asarray(action.high)):
+            raise ValueError(f"{spec.name}: of the action low {action.low} is not below high {action.high}")
+        return
+    num_choices = action.num_actions if isinstance(action, Discrete) else sum(action.num_actions)
+    mask = spec.observation.get("action_mask") if isinstance(spec.observation, dict) else None
+    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != (num_choices,)):
+        raise ValueError(
+            f"{spec.name}: action_mask: expected bool[{num_choices}], got {mask.dtype}{list(mask.shape)}"
+        )

@@ -7,8 +7,7 @@ as `step` does, and an `action_space(params)`, or `num_actions`. It need inherit
   obs, state, reward, terminated, truncated, info
 
 gymnax 0.0.x does not tell an episode that ended from one that was cut short: there `done` is asked twice, with the time limit
-and without it. Actions and observations are adapted as those of `rlexp.envs.gymnax`; besides, an "action_mask" among the
-observations, or a method `action_mask(state, params)`, is the mask.
+and without it. What becomes of actions and observations is in `rlexp.envs.gymnax_style`.
 """
 
 import dataclasses
@@ -20,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from rlexp.config import ConfigError, Count, Host, TracedNumber, nearest, schema
-from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
-from rlexp.envs.gymnax import LIMIT, action_of, num_categories, numbers, overrides, scaled
-from rlexp.types import Continuous, Discrete, EnvSpec, Key, PyTree
+from rlexp.envs.base import Env, Tally
+from rlexp.envs.gymnax_style import LIMIT, action_of, adapt, num_categories, overrides
+from rlexp.types import Continuous, Discrete, Key, MultiDiscrete
 
 _NO_LIMIT = 2**30  # steps; a larger one might overflow where a class adds to it
 
@@ -58,51 +57,34 @@ def make(config: Config) -> Env:
         raise ConfigError(f"env.max_episode_steps: {config.name} has no {LIMIT} in its default_params; give a number")
     if LIMIT in fields:
         defaults = _replaced(defaults, {LIMIT: type(fields[LIMIT])(limit)})  # a float has to stay one
-    traced = overrides(config.name, config.params, fields)
     categories = num_categories(game.observation_space(defaults)) if hasattr(game, "observation_space") else None
     cuts = _cuts_by_itself(game)
 
-    def observe(obs: Any, state: PyTree, params: Any) -> PyTree:
-        if categories is not None:
-            obs = jax.nn.one_hot(obs, categories, dtype=jnp.float32)
-        if hasattr(game, "action_mask"):
-            obs = {**(obs if isinstance(obs, dict) else {"obs": obs}), "action_mask": game.action_mask(state, params)}
-        mask = {"action_mask": jnp.asarray(obs["action_mask"], bool)} if _masked(obs) else {}
-        rest = {k: v for k, v in obs.items() if k != "action_mask"} if mask else obs
-        rest = jax.tree.map(lambda x: x if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32), rest)
-        return {**rest, **mask} if mask else rest
+    def play(key: Key, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
+        out = game.step_env(key, state, action, params)
+        if len(out) == 6:
+            obs, after, reward, terminated, truncated, info = out
+        else:
+            obs, after, reward, done, info = out
+            terminated, truncated = done, False
+            if LIMIT in fields:  # of the second call only `done` is used, and so compiled
+                without = _replaced(params, {LIMIT: type(fields[LIMIT])(_NO_LIMIT)})
+                terminated, truncated = game.step_env(key, state, action, without)[3], done
+        if cuts:
+            truncated = jnp.asarray(truncated, bool) | game.is_truncated(after, params)
+        return obs, after, reward, terminated, truncated, dict(info or {})
 
-    def reset(key: Key, traced: PyTree) -> tuple[PyTree, PyTree]:
-        params = _replaced(defaults, traced)
-        with jax.numpy_dtype_promotion("standard"):
-            obs, state = game.reset_env(key, params)
-            return state, observe(obs, state, params)
-
-    def step(key: Key, state: Any, action: Any, traced: PyTree) -> Transition:
-        params = _replaced(defaults, traced)
-        with jax.numpy_dtype_promotion("standard"):
-            if isinstance(actions, Continuous):
-                action = scaled(action, game.action_space(params))
-            out = game.step_env(key, state, action, params)
-            if len(out) == 6:
-                obs, after, reward, terminated, truncated, info = out
-            else:
-                obs, after, reward, done, info = out
-                terminated, truncated = done, False
-                if LIMIT in fields:  # of the second call only `done` is used, and so compiled
-                    without = _replaced(params, {LIMIT: type(fields[LIMIT])(_NO_LIMIT)})
-                    terminated, truncated = game.step_env(key, state, action, without)[3], done
-            if cuts:
-                truncated = jnp.asarray(truncated, bool) | game.is_truncated(after, params)
-            return Transition(
-                after, observe(obs, after, params), reward, terminated, truncated, numbers(dict(info or {}))
-            )
-
-    key = jax.random.key(0)
-    state, observation = jax.eval_shape(lambda: reset(key, traced))
-    spec = EnvSpec(config.name.partition(":")[2], observation, actions, int(limit))
-    _check_info(config, spec, state, key, lambda s, a: step(key, s, a, traced).info)
-    return episodic(spec, reset, step, params=traced, info=config.info)
+    return adapt(
+        config.name.partition(":")[2],
+        game,
+        play,
+        params=overrides(config.name, config.params, fields),
+        params_of=lambda traced: _replaced(defaults, traced),
+        actions=actions,
+        categories=categories,
+        max_episode_steps=int(limit),
+        info=config.info,
+    )
 
 
 def _made(name: str) -> Any:
@@ -123,7 +105,7 @@ def _made(name: str) -> Any:
     return game
 
 
-def _actions(name: str, game: Any, params: Any) -> Discrete | Continuous:
+def _actions(name: str, game: Any, params: Any) -> Discrete | MultiDiscrete | Continuous:
     if hasattr(game, "action_space"):
         return action_of(name, game.action_space(params))
     if hasattr(game, "num_actions"):
@@ -134,19 +116,6 @@ def _actions(name: str, game: Any, params: Any) -> Discrete | Continuous:
 def _cuts_by_itself(game: Any) -> bool:
     """Whether `is_truncated` is the class's own. gymnax's compares with the time limit, which we do too, and needs state.time."""
     return hasattr(game, "is_truncated") and game.is_truncated.__module__ != "gymnax.environments.environment"
-
-
-def _check_info(config: Config, spec: EnvSpec, state: PyTree, key: Key, info_of: Any) -> None:
-    if config.info:
-        allowed = sorted(jax.eval_shape(info_of, state, action_struct(spec)))
-        for name in config.info:
-            if name not in allowed:
-                told = f"Allowed: {', '.join(allowed)}" if allowed else f"{config.name} tells none"
-                raise ConfigError(f"env.info.{name}: unknown number{nearest(name, allowed) or '.'} {told}")
-
-
-def _masked(obs: Any) -> bool:
-    return isinstance(obs, dict) and "action_mask" in obs
 
 
 # --- parameters: a flax struct, a dataclass, a NamedTuple, a dict, or none -------------------------------------------------

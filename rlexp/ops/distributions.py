@@ -1,6 +1,8 @@
 """Distributions of actions: pytrees of float32 arrays, any number of leading axes, the last axis is the event's."""
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -37,6 +39,32 @@ class Categorical(NamedTuple):
         """In nats."""
         log_probs = _log_probs(self.logits)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=0)
+
+
+class MultiCategorical(NamedTuple):
+    """Several choices at once, independent of each other: actions [D], one of each head."""
+
+    heads: tuple[Categorical, ...]
+
+    def mode(self) -> Int[Array, "*N D"]:
+        """The most likely choice of each head."""
+        return jnp.stack([head.mode() for head in self.heads], axis=-1)
+
+    def sample(self, key: Key) -> Int[Array, "*N D"]:
+        """One draw for each leading index."""
+        keys = jax.random.split(key, len(self.heads))
+        return jnp.stack([head.sample(k) for head, k in zip(self.heads, keys, strict=True)], axis=-1)
+
+    def log_prob(self, action: Int[Array, "*N D"]) -> Float[Array, "*N"]:
+        """Natural logarithm of the probability of all choices together."""
+        assert action.shape[-1] == len(self.heads), f"expected {len(self.heads)} choices, got {action.shape[-1]}"
+        first, *rest = (head.log_prob(action[..., i]) for i, head in enumerate(self.heads))
+        return sum(rest, start=first)
+
+    def entropy(self) -> Float[Array, "*N"]:
+        """In nats, summed over the heads."""
+        first, *rest = (head.entropy() for head in self.heads)
+        return sum(rest, start=first)
 
 
 class DiagonalNormal(NamedTuple):
@@ -79,6 +107,18 @@ def masked(logits: Float[Array, "*N A"], mask: Bool[Array, "*N A"]) -> Categoric
     assert mask.dtype == jnp.bool_, f"expected a bool mask, got {mask.dtype}"
     assert mask.shape == logits.shape, f"expected shape {logits.shape}, got {mask.shape}"
     return Categorical(jnp.where(mask, logits, _FORBIDDEN))
+
+
+def multi_categorical(
+    logits: Float[Array, "*N A"], num_actions: Sequence[int], mask: Bool[Array, "*N A"] | None = None
+) -> MultiCategorical:
+    """Of logits, and masks if there are any, of all heads side by side: the first num_actions[0] are of the first."""
+    assert logits.shape[-1] == sum(num_actions), f"expected {sum(num_actions)} logits, got {logits.shape[-1]}"
+    ends = list(itertools.accumulate(num_actions))
+    parts = [(..., slice(end - n, end)) for end, n in zip(ends, num_actions, strict=True)]
+    return MultiCategorical(
+        tuple(Categorical(logits[part]) if mask is None else masked(logits[part], mask[part]) for part in parts)
+    )
 
 
 def _log_probs(logits: Float[Array, "*N A"]) -> Float[Array, " A *N"]:

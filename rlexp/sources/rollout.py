@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlexp.algos.base import Algorithm
 from rlexp.config import Host, schema
@@ -91,4 +92,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
 
 def clip_action(spec: EnvSpec, action: jax.Array) -> jax.Array:
     """A Gaussian policy knows no bounds; the environment gets what it allows, the algorithm keeps what it drew."""
-    return jnp.clip(action, spec.action.low, spec.action.high) if isinstance(spec.action, Continuous) else action
+    if not isinstance(spec.action, Continuous):
+        return action
+    low, high = (x if np.ndim(x) == 0 else jnp.asarray(x, jnp.float32) for x in (spec.action.low, spec.action.high))
+    return jnp.clip(action, low, high)

@@ -1,0 +1,145 @@
+"""What games in the style of gymnax have in common, whoever wrote them: `adapt` puts one under `envs.base.episodic`.
+
+actions       Continuous ones are within [-1, 1] in every entry that has two bounds, and are scaled to the game's own inside
+              the program, since those may depend on `params` (Pendulum's `max_torque`) and differ by entry. An entry
+              without a bound stays as it is.
+observations  float32 or bool. Whole numbers become float32; a category (FrozenLake's position) a one-hot vector. An
+              "action_mask" among them, or a method `action_mask(state, params)`, is the mask.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.config import ConfigError, nearest
+from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
+from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
+
+LIMIT = "max_steps_in_episode"
+_ENDLESS = 1e30  # a bound beyond it is none
+
+
+def adapt(
+    name: str,
+    game: Any,
+    play: Callable[[Key, Any, Any, Any], tuple[Any, Any, Any, Any, Any, Mapping[str, Any]]],
+    *,
+    params: PyTree,
+    params_of: Callable[[PyTree], Any],
+    actions: Discrete | MultiDiscrete | Continuous,
+    categories: int | None,
+    max_episode_steps: int,
+    info: Mapping[str, Tally],
+) -> Env:
+    """The game, which has `reset_env(key, params)`, as an Env.
+
+    Args:
+      play: (key, state, action, params) -> obs, state, reward, terminated, truncated, info. It never resets.
+      params: what an episode keeps of the parameters; `params_of` makes the game's own of it.
+      categories: of an observation that is one whole number.
+
+    Raises:
+      ConfigError: `info` names a number that the game does not tell.
+    """
+
+    def observe(obs: Any, state: PyTree, params: Any) -> PyTree:
+        if categories is not None:
+            obs = jax.nn.one_hot(obs, categories, dtype=jnp.float32)
+        if hasattr(game, "action_mask"):
+            obs = {**(obs if isinstance(obs, dict) else {"obs": obs}), "action_mask": game.action_mask(state, params)}
+        masked = isinstance(obs, dict) and "action_mask" in obs
+        mask = {"action_mask": jnp.asarray(obs["action_mask"], bool)} if masked else {}
+        rest = {k: v for k, v in obs.items() if k != "action_mask"} if mask else obs
+        rest = jax.tree.map(lambda x: x if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32), rest)
+        return {**rest, **mask} if mask else rest
+
+    def reset(key: Key, kept: PyTree) -> tuple[PyTree, PyTree]:
+        own = params_of(kept)
+        with jax.numpy_dtype_promotion("standard"):
+            obs, state = game.reset_env(key, own)
+            return state, observe(obs, state, own)
+
+    def step(key: Key, state: Any, action: Any, kept: PyTree) -> Transition:
+        own = params_of(kept)
+        with jax.numpy_dtype_promotion("standard"):
+            if isinstance(actions, Continuous):
+                action = _scaled(action, game.action_space(own), actions)
+            obs, state, reward, terminated, truncated, told = play(key, state, action, own)
+            return Transition(state, observe(obs, state, own), reward, terminated, truncated, _numbers(told))
+
+    key = jax.random.key(0)
+    state, observation = jax.eval_shape(lambda: reset(key, params))
+    spec = EnvSpec(name, observation, actions, max_episode_steps)
+    if info:
+        _check_info(name, info, jax.eval_shape(lambda s, a: step(key, s, a, params).info, state, action_struct(spec)))
+    return episodic(spec, reset, step, params=params, info=info)
+
+
+def overrides(name: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """{parameter: given value, as an array of the default's type}. The values are not looked at: they may be traced.
+
+    Raises:
+      ConfigError: one is not there, or is no number by default.
+    """
+    defaults = {k: v for k, v in fields.items() if isinstance(v, bool | int | float | jax.Array) and jnp.ndim(v) == 0}
+    if LIMIT in given:
+        raise ConfigError(f"env.params.{LIMIT}: the limit shapes the program; set env.max_episode_steps instead")
+    allowed = sorted(set(defaults) - {LIMIT})
+    for key in given:
+        if key not in allowed:
+            told = f"Allowed: {', '.join(allowed)}" if allowed else f"{name} has none"
+            raise ConfigError(f"env.params.{key}: unknown parameter{nearest(key, allowed) or '.'} {told}")
+    return {k: jnp.asarray(v).astype(jnp.result_type(defaults[k])) for k, v in given.items()}
+
+
+def action_of(name: str, space: Any) -> Discrete | MultiDiscrete | Continuous:
+    """By what a space has, so that it may be of any package. Raises ConfigError."""
+    if _is(space, "Discrete"):
+        return Discrete(int(space.n))
+    if _is(space, "MultiDiscrete") and np.ndim(space.nvec) == 1:
+        return MultiDiscrete(tuple(int(n) for n in space.nvec))
+    if _is(space, "Box"):
+        shape = tuple(space.shape)
+        low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
+        bounded = (np.abs(low) < _ENDLESS) & (np.abs(high) < _ENDLESS)
+        if bounded.all():
+            return Continuous(shape, -1.0, 1.0)
+        return Continuous(shape, np.where(bounded, np.float32(-1), low), np.where(bounded, np.float32(1), high))
+    raise ConfigError(
+        f"env.name: the actions of {name} are a {type(space).__name__}; allowed: Discrete, MultiDiscrete of one axis, Box"
+    )
+
+
+def num_categories(space: Any) -> int | None:
+    """Of an observation that is one whole number."""
+    return int(space.n) if _is(space, "Discrete") else None
+
+
+def _is(space: Any, kind: str) -> bool:
+    return kind in (cls.__name__ for cls in type(space).__mro__)
+
+
+def _scaled(action: jax.Array, box: Any, actions: Continuous) -> jax.Array:
+    """From [-1, 1] to the bounds of `box`. Written so that bounds around zero cost no rounding."""
+    low, high = jnp.asarray(box.low), jnp.asarray(box.high)
+    scaled = (high + low) / 2 + (high - low) / 2 * action
+    if np.ndim(actions.low) == 0:
+        return scaled
+    bounded = (np.asarray(actions.low) == -1) & (np.asarray(actions.high) == 1)
+    return jnp.where(bounded, scaled, action)
+
+
+def _numbers(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars of the game's info; its discount is what `terminated` says."""
+    return {k: v for k, v in info.items() if k != "discount" and jnp.ndim(v) == 0}
+
+
+def _check_info(name: str, wanted: Mapping[str, Tally], told: Mapping[str, Any]) -> None:
+    allowed = sorted(told)
+    for number in wanted:
+        if number not in allowed:
+            said = f"Allowed: {', '.join(allowed)}" if allowed else f"{name} tells none"
+            raise ConfigError(f"env.info.{number}: unknown number{nearest(number, allowed) or '.'} {said}")
