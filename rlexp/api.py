@@ -28,10 +28,10 @@ from rlexp.networks.base import SharedTrunk, activations, flatten_obs, layer_nor
 from rlexp.networks.dense import Conv, Dense
 from rlexp.networks.heads import Head
 from rlexp.networks.initializers import orthogonal
-from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
+from rlexp.ops.distributions import Categorical, DiagonalNormal, MultiCategorical, masked, multi_categorical
 from rlexp.ops.returns import gae, lambda_returns, n_step_return
 from rlexp.train.between import Between, Leave
-from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, TimeStep, Trajectory, Update
+from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, MultiDiscrete, TimeStep, Trajectory, Update
 
 __all__ = [
     "Algorithm",
@@ -56,6 +56,8 @@ __all__ = [
     "Logger",
     "LoggerConfig",
     "Mean",
+    "MultiCategorical",
+    "MultiDiscrete",
     "NonNegative",
     "Number",
     "Part",
@@ -79,6 +81,7 @@ __all__ = [
     "layer_norm",
     "make_loggers",
     "masked",
+    "multi_categorical",
     "n_step_return",
     "never_fatal",
     "orthogonal",

@@ -228,6 +228,4 @@ def check_spec(spec: EnvSpec) -> None:
     num_choices = action.num_actions if isinstance(action, Discrete) else sum(action.num_actions)
     mask = spec.observation.get("action_mask") if isinstance(spec.observation, dict) else None
     if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != (num_choices,)):
-        raise ValueError(
-            f"{spec.name}: action_mask: expected bool[{num_choices}], got {mask.dtype}{list(mask.shape)}"
-        )
+        raise ValueError(f"{spec.name}: action_mask: expected bool[{num_choices}], got {mask.dtype}{list(mask.shape)}")

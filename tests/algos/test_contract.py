@@ -258,20 +258,28 @@ def test_members_of_a_pack_learn_what_they_would_alone(algorithm):
     assert all((x[0] != x[1]).any() and (x[1] != x[2]).any() for x in kernels)
 
 
+KINDS_OF_ACTIONS = {
+    "env.continuous=true": ("has continuous actions; {} needs discrete ones", (1,), jnp.float32),
+    "env.several=true": ("has several choices an action; {} needs one (algo=ppo takes both)", (2,), jnp.int32),
+    "env=probe/several_numbers": ("has continuous actions; {} needs discrete ones", (2,), jnp.float32),
+}
+
+
+@pytest.mark.parametrize("actions", KINDS_OF_ACTIONS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_continuous_actions_are_learnt_or_refused_in_one_line(algorithm):
+def test_other_actions_are_learnt_or_refused_in_one_line(algorithm, actions):
+    told, shape, dtype = KINDS_OF_ACTIONS[actions]
     refusal = ""
     try:
-        built = build(algorithm, "probe", "env.continuous=true")
+        built = build(algorithm, "probe", actions)
     except ConfigError as error:
         refusal = str(error)
     if refusal:
-        expected = f"env: probe/obs_action_reward has continuous actions; {algorithm} needs discrete ones"
-        assert refusal == expected
+        assert refusal == f"env: probe/obs_action_reward {told.format(algorithm)}"
         return
     hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
     state = jax.eval_shape(built.algorithm.init, jax.random.key(0), hp)
     policy = jax.eval_shape(lambda s: built.algorithm.policy(s, True), state)
     timestep = jax.eval_shape(jax.vmap(built.env_of(built.settings).reset), jax.random.split(jax.random.key(0), N))[1]
     action = jax.eval_shape(built.algorithm.act, policy, built.algorithm.carry(N), timestep, jax.random.key(0))[0]
-    assert (action.shape, action.dtype) == ((N, 1), jnp.float32)
+    assert (action.shape, action.dtype) == ((N, *shape), dtype)

@@ -12,7 +12,7 @@ import yaml
 
 from rlexp.config import load_module, parse
 from rlexp.envs.base import Env, action_struct
-from rlexp.types import Discrete, TimeStep
+from rlexp.types import Continuous, Discrete, MultiDiscrete, TimeStep
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "env"
@@ -48,12 +48,17 @@ def actions(env: Env, seed: int) -> jax.Array:
     rng = np.random.default_rng(seed)
     if isinstance(env.spec.action, Discrete):
         return jnp.asarray(rng.integers(env.spec.action.num_actions, size=NUM_ENVS), struct.dtype)
+    if isinstance(env.spec.action, MultiDiscrete):
+        sizes = env.spec.action.num_actions
+        return jnp.asarray(rng.integers(sizes, size=(NUM_ENVS, len(sizes))), struct.dtype)
     low, high = env.spec.action.low, env.spec.action.high
     return jnp.asarray(rng.uniform(low, high, (NUM_ENVS, *struct.shape)), struct.dtype)
 
 
 def another(env: Env, action: jax.Array) -> jax.Array:
-    return (action + 1) % env.spec.action.num_actions if isinstance(env.spec.action, Discrete) else -action
+    if isinstance(env.spec.action, Continuous):
+        return -action
+    return (action + 1) % jnp.asarray(env.spec.action.num_actions, action.dtype)
 
 
 def described(tree, num_leading: int = 0):
@@ -62,7 +67,7 @@ def described(tree, num_leading: int = 0):
 
 def test_table_of_the_documentation_is_complete():
     assert sorted(documented()) == OPTIONS
-    assert len(OPTIONS) == 26 + 5
+    assert len(OPTIONS) == 26 + 7
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -74,6 +79,8 @@ def test_contract(option):
     assert spec.observation.dtype in (jnp.float32, jnp.bool_)
     if isinstance(spec.action, Discrete):
         assert f"{spec.action.num_actions} choices" == choices
+    elif isinstance(spec.action, MultiDiscrete):
+        assert f"{' and '.join(map(str, spec.action.num_actions))} choices" == choices
     else:
         assert f"{spec.action.shape[0]} number{'s' * (spec.action.shape[0] > 1)}" == choices
 

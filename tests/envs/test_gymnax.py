@@ -248,7 +248,8 @@ def test_users_own_environment_of_gymnax():
         _, timestep = jax.jit(lambda key: env.step(env.reset(key)[0], jnp.int32(0)))(jax.random.key(0))
         assert (bool(timestep.last), float(timestep.discount)) == (True, 1.0)
         with pytest.raises(
-            ConfigError, match=r"^env.name: the actions of Pair-v0 are a Tuple; allowed: Discrete, MultiDiscrete of one axis, Box$"
+            ConfigError,
+            match=r"^env.name: the actions of Pair-v0 are a Tuple; allowed: Discrete, MultiDiscrete of one axis, Box$",
         ):
             adapter.make(config("Pair-v0"))
     finally:

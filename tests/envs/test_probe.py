@@ -9,15 +9,16 @@ import pytest
 
 from rlexp.config import ConfigError, parse
 from rlexp.envs import probe
-from rlexp.types import Discrete
+from rlexp.envs.base import action_struct
+from rlexp.types import Continuous, Discrete, MultiDiscrete
 
 BOTH = [pytest.param(False, id="discrete"), pytest.param(True, id="continuous")]
-EACH = list(itertools.product(probe.KINDS, (False, True)))
+EACH = list(itertools.product(probe.KINDS, (False, True), (False, True)))
 NUM_ENVS, NUM_STEPS, GAMMA = 16, 12, 0.6
 
 
-def make(kind: str, *, continuous: bool = False):
-    return probe.make(probe.Config(module="rlexp.envs.probe", kind=kind, continuous=continuous))
+def make(kind: str, *, continuous: bool = False, several: bool = False):
+    return probe.make(probe.Config(module="rlexp.envs.probe", kind=kind, continuous=continuous, several=several))
 
 
 def lookup(table: list[probe.Known], obs: np.ndarray) -> probe.Known:
@@ -25,18 +26,28 @@ def lookup(table: list[probe.Known], obs: np.ndarray) -> probe.Known:
     return known
 
 
-def play(kind: str, *, continuous: bool, best: bool):
+def other(env, chosen):
+    """An action as far from the best one as can be."""
+    spec, chosen = env.spec.action, np.asarray(chosen)
+    if isinstance(spec, Continuous):
+        return np.asarray(spec.low) + np.asarray(spec.high) - chosen
+    return np.asarray(spec.num_actions) - 1 - chosen
+
+
+def play(kind: str, *, continuous: bool, best: bool, several: bool = False):
     """(obs before the action, TimeStep after it) of every transition, resets left out."""
-    env, table = make(kind, continuous=continuous), probe.expected(kind, GAMMA, continuous=continuous)
+    env = make(kind, continuous=continuous, several=several)
+    table = probe.expected(kind, GAMMA, continuous=continuous, several=several)
     step = jax.jit(jax.vmap(env.step))
     state, before = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), NUM_ENVS))
     out = []
     for _ in range(NUM_STEPS):
-        action = np.zeros((NUM_ENVS, 1) if continuous else NUM_ENVS, np.float32 if continuous else np.int32)
+        struct = action_struct(env.spec)
+        action = np.zeros((NUM_ENVS, *struct.shape), struct.dtype)
         for b in np.flatnonzero(~np.asarray(before.last)):
             chosen = lookup(table, np.asarray(before.obs[b])).action
             if chosen is not None:
-                action[b] = chosen if best else (-chosen if continuous else 1 - chosen)
+                action[b] = chosen if best else other(env, chosen)
         state, after = step(state, jnp.asarray(action))
         keep = np.flatnonzero(~np.asarray(before.last))
         out += [(np.asarray(before.obs[b]), jax.tree.map(lambda x, b=b: np.asarray(x[b]), after)) for b in keep]
@@ -44,11 +55,11 @@ def play(kind: str, *, continuous: bool, best: bool):
     return out
 
 
-@pytest.mark.parametrize(("kind", "continuous"), EACH)
-def test_expected_values_are_those_of_the_best_actions(kind, continuous):
-    table = probe.expected(kind, GAMMA, continuous=continuous)
+@pytest.mark.parametrize(("kind", "continuous", "several"), EACH)
+def test_expected_values_are_those_of_the_best_actions(kind, continuous, several):
+    table = probe.expected(kind, GAMMA, continuous=continuous, several=several)
     seen = set()
-    for obs, after in play(kind, continuous=continuous, best=True):
+    for obs, after in play(kind, continuous=continuous, several=several, best=True):
         known = lookup(table, obs)
         seen.add(float(obs[0]))
         # Bellman's equation. No table row is needed after termination; after truncation the last observation has one.
@@ -57,10 +68,11 @@ def test_expected_values_are_those_of_the_best_actions(kind, continuous):
     assert seen == {float(k.obs[0]) for k in table}
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("continuous", BOTH)
 @pytest.mark.parametrize("kind", ["action_reward", "obs_action_reward"])
-def test_other_actions_pay_less(kind, continuous):
-    for _, after in play(kind, continuous=continuous, best=False):
+def test_other_actions_pay_less(kind, continuous, several):
+    for _, after in play(kind, continuous=continuous, several=several, best=False):
         assert after.reward <= 0.0
 
 
@@ -105,6 +117,9 @@ def test_rows_of_the_documentation(kind, columns):
 def test_actions_and_bad_kind():
     assert make("obs_reward").spec.action == Discrete(1)
     assert make("obs_action_reward").spec.action == Discrete(2)
+    assert make("obs_reward", several=True).spec.action == MultiDiscrete((2, 3))
+    bounds = make("obs_reward", several=True, continuous=True).spec.action
+    assert (bounds.shape, bounds.low.tolist(), bounds.high.tolist()) == ((2,), [-1.0, 0.0], [1.0, 4.0])
     node = {"module": "rlexp.envs.probe", "kind": "delayed_rewards", "continuous": False}
     with pytest.raises(
         ConfigError, match=r"^env.kind: 'delayed_rewards' is not allowed; .*did you mean \"delayed_reward\"\?$"

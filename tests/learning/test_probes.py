@@ -57,3 +57,18 @@ def test_values_and_actions_are_found(algo, kind):
     action, _, _ = experiment.algorithm.act(policy, (), TimeStep(obs, ones, ones, no, no), jax.random.key(0))
     for got, wanted in zip(action, known, strict=True):
         assert wanted.action is None or abs(float(got) - float(wanted.action)) < 0.1
+
+
+@pytest.mark.parametrize("several", ["several_choices", "several_numbers"])
+def test_actions_of_several_entries_are_found(several):
+    """PPO: the value is 1, and the best action is another at each observation."""
+    overrides = (f"env=probe/{several}", f"algo.hp.gamma={GAMMA}", "total_env_steps=100_000", *SETTINGS["ppo"])
+    experiment = build(*overrides, "network.hidden=[32,32]")
+    compiled = program.trace([experiment], layout_of([experiment])).compile()
+    run, _ = compiled.chunk(compiled.init(), experiment.total_updates)
+    state = jax.tree.map(lambda x: x[0], run.state)
+    known = probe.expected("obs_action_reward", GAMMA, continuous=several == "several_numbers", several=True)
+    obs, ones, no = jnp.stack([jnp.asarray(k.obs) for k in known]), jnp.ones(len(known)), jnp.zeros(len(known), bool)
+    policy = experiment.algorithm.policy(state, False)
+    action, _, _ = experiment.algorithm.act(policy, (), TimeStep(obs, ones, ones, no, no), jax.random.key(0))
+    np.testing.assert_allclose(action, np.array([k.action for k in known]), atol=0.25)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from rlexp.ops.distributions import Categorical, DiagonalNormal, masked
+from rlexp.ops.distributions import Categorical, DiagonalNormal, masked, multi_categorical
 
 LOGITS = jnp.log(jnp.asarray([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]], jnp.float32)) + 3.0  # need not be normalised
 MASK = jnp.asarray([[True, False, True, False], [False, False, True, False], [True, True, True, True]])
@@ -74,6 +74,34 @@ def test_a_row_without_any_allowed_action_is_uniform():
     dist = masked(LOGITS, jnp.zeros((2, 3), bool))
     np.testing.assert_allclose(dist.entropy(), np.log([3, 3]), rtol=1e-6)
     assert np.isfinite(jax.grad(lambda x: masked(x, jnp.zeros((2, 3), bool)).entropy().sum())(LOGITS)).all()
+
+
+def test_several_choices_are_independent_heads():
+    """Against one categorical over all pairs, of which every head's mask forbids some."""
+    logits = jax.random.normal(jax.random.key(0), (3, 5))
+    mask = jnp.asarray([[True, False, True, True, True], [True, True, False, True, False], [False] * 2 + [True] * 3])
+    dist = multi_categorical(logits, (2, 3), mask)
+    pairs = np.stack(np.meshgrid(range(2), range(3), indexing="ij"), axis=-1).reshape(-1, 1, 2)
+    pairs = jnp.asarray(np.broadcast_to(pairs, (6, 3, 2)), jnp.int32)
+    joint = np.exp(jax.vmap(dist.log_prob)(pairs), dtype=np.float64).T
+
+    def softmax(x, allowed):
+        weights = np.where(allowed | ~allowed.any(-1, keepdims=True), np.exp(x, dtype=np.float64), 0)
+        return weights / weights.sum(-1, keepdims=True)
+
+    left, right = softmax(logits[:, :2], np.asarray(mask[:, :2])), softmax(logits[:, 2:], np.asarray(mask[:, 2:]))
+    left[2] = 0.5  # nothing is allowed: for lack of anything better
+    np.testing.assert_allclose(joint, (left[:, :, None] * right[:, None]).reshape(3, 6), rtol=1e-5)
+    np.testing.assert_allclose(dist.entropy(), scipy.stats.entropy(joint, axis=-1), rtol=1e-5)
+    np.testing.assert_array_equal(dist.mode()[:2], [[left[i].argmax(), right[i].argmax()] for i in range(2)])
+    draws = np.asarray(jax.jit(jax.vmap(dist.sample))(jax.random.split(jax.random.key(1), 4000)))
+    assert draws.shape == (4000, 3, 2) and draws.dtype == np.int32
+    for row in range(3):
+        counts = np.bincount(draws[:, row] @ [3, 1], minlength=6)
+        possible = joint[row] > 0
+        assert counts[~possible].sum() == 0
+        wanted = joint[row][possible] / joint[row].sum()  # SciPy looks at the eighth digit
+        assert scipy.stats.chisquare(counts[possible], 4000 * wanted).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("shared", [False, True])
