@@ -1,6 +1,6 @@
 """What an environment is, and `episodic`, which gives any step function the reset and truncation rules of the platform.
 
-Everything here is for one environment: no leading axes. The source vmaps.
+Everything here is for one environment: no leading axes. `batched` has them.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlexp.envs.waiting import Batched, waiting
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree, TimeStep
 
 EnvState = Any
@@ -18,7 +19,7 @@ Tally = Literal["last", "mean", "max", "sum"]  # what of an episode a number of 
 
 
 class Env(NamedTuple):
-    """An unbatched environment with next-step autoreset; the source vmaps it.
+    """An unbatched environment with next-step autoreset; `batched` is what a source steps.
 
     After a TimeStep with `last` set, the next `step` ignores its action and returns the first TimeStep of a new episode
     (`first` set, reward 0, discount 1). So the true last observation of an episode is a row of its own.
@@ -27,6 +28,12 @@ class Env(NamedTuple):
     spec: EnvSpec
     reset: Callable[[Key], tuple[EnvState, TimeStep]]
     step: Callable[[EnvState, Any], tuple[EnvState, TimeStep]]
+    batch: Batched | None = None  # a batch that is more than one by one, such as one whose resets are counted
+
+
+def batched(env: Env) -> Batched:
+    """As many environments as there are keys: those of `env.batch`, or `env` under vmap."""
+    return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step))
 
 
 class Transition(NamedTuple):
@@ -80,10 +87,6 @@ def _check_scalars(name: str, out: Transition) -> None:
             raise ValueError(f"{name}: {key} of step: expected a scalar, got shape {list(jnp.shape(x))}")
 
 
-def _floats(info: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), info)
-
-
 def episodic(
     spec: EnvSpec,
     reset: Callable[[Key, PyTree], tuple[PyTree, PyTree]],
@@ -91,6 +94,7 @@ def episodic(
     *,
     params: PyTree = (),
     info: Mapping[str, Tally] = MappingProxyType({}),
+    resets: int | None = None,
 ) -> Env:
     """An Env from `reset(key, params) -> (state, obs)` and `step(key, state, action, params) -> Transition`.
 
@@ -101,8 +105,9 @@ def episodic(
     `info` says, by name, what of an episode is logged of a number in `Transition.info`: its value at the last step, which is
     what those not named get, or its mean, maximum or sum over the episode's steps.
 
-    Under vmap both branches of a condition run, so each step pays for a `reset`, as in every vmapped environment. The
-    reset and the step have a key of their own each; one that is not used costs nothing once compiled.
+    Under vmap both branches of a condition run, so each step pays for a `reset`, as in every vmapped environment. Where that is
+    much, `resets` is the most that a whole batch makes in one step; see `rlexp.envs.waiting`. The reset and the step have a key
+    of their own each; one that is not used costs nothing once compiled.
 
     Raises:
       ValueError: at once, where `spec` contradicts itself; while tracing, when an observation or a state is not of the shape
@@ -113,60 +118,57 @@ def episodic(
     if info:
         reset, step = _tallied(spec.name, reset, step, info)
 
-    def begin(key: Key, params: PyTree, steps: jax.Array) -> tuple[PyTree, PyTree]:
-        inner, obs = reset(jax.random.fold_in(key, 2 * steps), params)
+    def begin(key: Key, steps: jax.Array) -> tuple[Episode, PyTree]:
+        traced = _strong(params)
+        inner, obs = reset(jax.random.fold_in(key, 2 * steps), traced)
         inner, obs = _strong(inner), _strong(obs)
         _check_like(f"{spec.name}: the observation of reset, against spec.observation", obs, spec.observation)
-        return inner, obs
+        return Episode(inner, traced, key, steps + 1, jnp.zeros((), jnp.int32), jnp.zeros((), bool)), obs
 
-    def info_like(key: Key, inner: PyTree, params: PyTree) -> Any:
+    def info_like(state: Episode) -> Any:
         action = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), action_struct(spec))
-        out = jax.eval_shape(lambda: step(key, inner, action, params).info)
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), out)
+        return jax.eval_shape(lambda: step(state.key, state.inner, action, state.params).info)
 
     def reset_env(key: Key) -> tuple[Episode, TimeStep]:
-        traced = _strong(params)
-        zero = jnp.zeros((), jnp.int32)
-        inner, obs = begin(key, traced, zero)
-        state = Episode(inner, traced, key, zero + 1, zero, jnp.zeros((), bool))
-        return state, TimeStep(
+        state, obs = begin(key, jnp.zeros((), jnp.int32))
+        return state, _first(obs, info_like(state))
+
+    def again(state: Episode, row: TimeStep) -> tuple[Episode, TimeStep]:
+        state, obs = begin(state.key, state.steps)
+        return state, _first(obs, row.info)
+
+    def go_on(state: Episode, action: Any) -> tuple[Episode, TimeStep]:
+        out = step(jax.random.fold_in(state.key, 2 * state.steps + 1), state.inner, action, state.params)
+        inner, obs = _strong(out.state), _strong(out.obs)
+        _check_like(f"{spec.name}: the state of step, against reset", inner, state.inner)
+        _check_like(f"{spec.name}: the observation of step, against reset", obs, spec.observation)
+        _check_scalars(spec.name, out)
+        zero, one = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
+        time = state.time + 1
+        terminated = jnp.asarray(out.terminated, bool)
+        last = terminated | jnp.asarray(out.truncated, bool) | (time >= spec.max_episode_steps)
+        return Episode(inner, state.params, state.key, state.steps + 1, time, last), TimeStep(
             obs,
-            reward=jnp.zeros((), jnp.float32),
-            discount=jnp.ones((), jnp.float32),
-            first=jnp.ones((), bool),
-            last=jnp.zeros((), bool),
-            info=info_like(key, inner, traced),
+            reward=jnp.asarray(out.reward, jnp.float32),
+            discount=jnp.where(terminated, zero, one),
+            first=jnp.zeros((), bool),
+            last=last,
+            info=jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), out.info),
         )
 
     def step_env(state: Episode, action: Any) -> tuple[Episode, TimeStep]:
-        again = state.last
+        went_on = go_on(state, action)
+        return jax.tree.map(lambda new, old: jnp.where(state.last, new, old), again(state, went_on[1]), went_on)
 
-        def pick(fresh: PyTree, went_on: PyTree) -> PyTree:
-            return jax.tree.map(lambda a, b: jnp.where(again, a, b), fresh, went_on)
+    batch = None if resets is None else waiting(reset_env, go_on, again, resets=resets)
+    return Env(spec, reset_env, step_env, batch)
 
-        traced = pick(_strong(params), state.params)
-        fresh_inner, fresh_obs = begin(state.key, traced, state.steps)
-        out = step(jax.random.fold_in(state.key, 2 * state.steps + 1), state.inner, action, state.params)
-        inner, obs = _strong(out.state), _strong(out.obs)
-        _check_like(f"{spec.name}: the state of step, against reset", inner, fresh_inner)
-        _check_like(f"{spec.name}: the observation of step, against reset", obs, fresh_obs)
-        _check_scalars(spec.name, out)
-        zero, one = jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32)
-        time = jnp.where(again, 0, state.time + 1)
-        terminated = jnp.asarray(out.terminated, bool) & ~again
-        truncated = (jnp.asarray(out.truncated, bool) | (time >= spec.max_episode_steps)) & ~again
-        last = terminated | truncated
-        next_state = Episode(pick(fresh_inner, inner), traced, state.key, state.steps + 1, time, last)
-        return next_state, TimeStep(
-            pick(fresh_obs, obs),
-            reward=jnp.where(again, zero, jnp.asarray(out.reward, jnp.float32)),
-            discount=jnp.where(terminated, zero, one),
-            first=again,
-            last=last,
-            info=jax.tree.map(lambda x: jnp.where(again, zero, x), _floats(out.info)),
-        )
 
-    return Env(spec, reset_env, step_env)
+def _first(obs: PyTree, info: PyTree) -> TimeStep:
+    """The first row of an episode."""
+    no, yes = jnp.zeros((), bool), jnp.ones((), bool)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), info)
+    return TimeStep(obs, jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32), yes, no, zeros)
 
 
 class Tallied(NamedTuple):

@@ -31,6 +31,8 @@ class Config:
     """Steps after which an episode is truncated; null takes gymnax's own limit."""
     params: dict[str, TracedNumber]
     """gymnax's EnvParams by name; those left out keep their defaults. A switch is 0 or 1."""
+    resets: Count | None = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
 
 
 def make(config: Config) -> Env:
@@ -61,6 +63,7 @@ def make(config: Config) -> Env:
         categories=categories,
         max_episode_steps=int(vars(defaults)[LIMIT]),
         info={},
+        resets=config.resets,
     )
 
 

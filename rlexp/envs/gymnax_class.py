@@ -39,6 +39,8 @@ class Config:
     """Traced: numbers of the class's default_params by name; those left out keep their defaults. A switch is 0 or 1."""
     info: dict[str, Tally]
     """What of an episode is logged of a number in the class's info: last (the default), mean, max, sum."""
+    resets: Count | None = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
 
 
 def make(config: Config) -> Env:
@@ -84,6 +86,7 @@ def make(config: Config) -> Env:
         categories=categories,
         max_episode_steps=int(limit),
         info=config.info,
+        resets=config.resets,
     )
 
 

@@ -33,6 +33,7 @@ def adapt(
     categories: int | None,
     max_episode_steps: int,
     info: Mapping[str, Tally],
+    resets: int | None,
 ) -> Env:
     """The game, which has `reset_env(key, params)`, as an Env.
 
@@ -75,7 +76,7 @@ def adapt(
     spec = EnvSpec(name, observation, actions, max_episode_steps)
     if info:
         _check_info(name, info, jax.eval_shape(lambda s, a: step(key, s, a, params).info, state, action_struct(spec)))
-    return episodic(spec, reset, step, params=params, info=info)
+    return episodic(spec, reset, step, params=params, info=info, resets=resets)
 
 
 def overrides(name: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, jax.Array]:

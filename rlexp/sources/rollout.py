@@ -8,7 +8,7 @@ import numpy as np
 
 from rlexp.algos.base import Algorithm
 from rlexp.config import Host, schema
-from rlexp.envs.base import Env
+from rlexp.envs.base import Env, batched
 from rlexp.sources.base import Source, no_feedback
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
 
@@ -34,23 +34,23 @@ class Data(NamedTuple):
 def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
     """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of one shard."""
     del config, num_shards
-    carry_of, act = algorithm.carry, algorithm.act
+    carry_of, act, envs = algorithm.carry, algorithm.act, batched(env)
 
     def init(key: Key, policy: Any) -> Data:
         del policy
         env_key, act_key = jax.random.split(key)
-        env_state, timestep = jax.vmap(env.reset)(jax.random.split(env_key, num_envs))
+        env_state, timestep = envs.reset(jax.random.split(env_key, num_envs))
         zeros = jnp.zeros((num_envs,), jnp.float32)
         return Data(env_state, timestep, carry_of(num_envs), act_key, zeros, zeros)
 
     def step(data: Data, policy: Any, key: Key) -> tuple[Data, tuple[Trajectory, Metrics]]:
         before = data.timestep
         action, carry, extras = act(policy, data.carry, before, key)
-        env_state, after = jax.vmap(env.step)(data.env_state, clip_action(env.spec, action))
-        valid = 1.0 - before.last.astype(jnp.float32)  # after a last step comes a reset, which is no transition
+        env_state, after = envs.step(data.env_state, clip_action(env.spec, action))
+        valid = 1.0 - before.last.astype(jnp.float32)  # after a last row comes a reset, or waiting: no transition
         episode_return = valid * data.episode_return + after.reward
         episode_length = valid * (data.episode_length + 1.0)
-        last = after.last.astype(jnp.float32)
+        last = valid * after.last.astype(jnp.float32)  # an environment that waits shows its last row again
         num_episodes = jnp.sum(last)
         metrics = {
             "train/return_mean": Mean(jnp.sum(last * episode_return), num_episodes),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlexp.algos.base import Algorithm
-from rlexp.envs.base import Env
+from rlexp.envs.base import Env, batched
 from rlexp.sources.rollout import clip_action
 from rlexp.types import Key
 
@@ -22,8 +22,9 @@ class Episodes(NamedTuple):
 
 def evaluate(env: Env, algorithm: Algorithm, policy: Any, key: Key, *, num_episodes: int) -> Episodes:
     """Plays `num_episodes` full episodes side by side, until the last has ended."""
+    envs = batched(env)
     reset_key, act_key = jax.random.split(key)
-    env_state, timestep = jax.vmap(env.reset)(jax.random.split(reset_key, num_episodes))
+    env_state, timestep = envs.reset(jax.random.split(reset_key, num_episodes))
     zeros = jnp.zeros((num_episodes,), jnp.float32)
     info = jax.tree.map(jnp.zeros_like, dict(timestep.info or {}))
     start = (
@@ -42,7 +43,7 @@ def evaluate(env: Env, algorithm: Algorithm, policy: Any, key: Key, *, num_episo
     def step(loop: Any) -> Any:
         env_state, timestep, carry, alive, episodes, time = loop
         action, carry, _ = algorithm.act(policy, carry, timestep, jax.random.fold_in(act_key, time))
-        env_state, timestep = jax.vmap(env.step)(env_state, clip_action(env.spec, action))
+        env_state, timestep = envs.step(env_state, clip_action(env.spec, action))
         episodes = Episodes(
             episodes.episode_return + alive * timestep.reward,
             episodes.length + alive,

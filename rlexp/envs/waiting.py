@@ -1,0 +1,99 @@
+"""Resets that belong to a batch of environments: at most so many a step; who needs one and gets none waits its turn.
+
+Under vmap both branches of a condition run, so that a batch whose environments reset themselves pays for as many resets as it
+has environments, at every step. Where a reset costs more than a step that is nearly all of the time. Here a step makes a few
+first rows and gives them to those who waited longest.
+
+What a waiting environment shows is its episode's last observation once more: `last` set, `first` not, reward 0, discount 1. By
+`last` the row starts no transition, as the true last row before it: `valid` 0, and no return goes past it. No reset is
+shared: each has the key that it would have had without waiting, so that an environment's rows are the same ones, but for those
+in which it waits.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlexp.types import Key, PyTree, TimeStep
+
+
+class Batched(NamedTuple):
+    """A batch of environments: the functions of an `Env`, with a leading axis [B] on all that they take and give.
+
+    As for one, but that an environment may wait between an episode's last row and the first of the next.
+    """
+
+    reset: Callable[[jax.Array], tuple[Any, TimeStep]]  # of keys [B]
+    step: Callable[[Any, Any], tuple[Any, TimeStep]]
+
+
+class Waiting(NamedTuple):
+    """The state of a batch whose environments wait for their resets."""
+
+    inner: PyTree  # their own [B, ...]
+    obs: PyTree  # what they showed last [B, ...]
+    over: jax.Array  # [B] bool: the episode has ended
+    waited: jax.Array  # [B] int32, steps since it has
+
+
+def waiting(
+    reset: Callable[[Key], tuple[Any, TimeStep]],
+    go_on: Callable[[Any, Any], tuple[Any, TimeStep]],
+    again: Callable[[Any, TimeStep], tuple[Any, TimeStep]],
+    *,
+    resets: int,
+) -> Batched:
+    """A batch of one environment's functions, none of which has a leading axis.
+
+    Args:
+      reset: key -> state, first row. All environments begin with it at once.
+      go_on: (state, action) -> state, row. Never resets.
+      again: (state of an episode that is over, its last row) -> state, first row of the next.
+      resets: the most that a step makes.
+    """
+
+    def reset_all(keys: jax.Array) -> tuple[Waiting, TimeStep]:
+        inner, timestep = jax.vmap(reset)(keys)
+        return Waiting(inner, timestep.obs, timestep.last, jnp.zeros(timestep.last.shape, jnp.int32)), timestep
+
+    def step_all(state: Waiting, action: Any) -> tuple[Waiting, TimeStep]:
+        over = state.over
+        stepped, after = jax.vmap(go_on)(state.inner, action)
+        inner = _where(over, state.inner, stepped)
+        shown = TimeStep(
+            obs=_where(over, state.obs, after.obs),
+            reward=jnp.where(over, 0.0, after.reward),
+            discount=jnp.where(over, 1.0, after.discount),
+            first=jnp.zeros_like(over),
+            last=over | after.last,
+            info=jax.tree.map(lambda x: jnp.where(over, 0.0, x), after.info),
+        )
+        waited = jnp.where(over, state.waited + 1, 0)
+        _, turn = jax.lax.top_k(
+            waited, min(resets, waited.shape[0])
+        )  # of equals the first: none is passed over for ever
+        due = over[turn]
+
+        def give(old: PyTree, new: PyTree) -> PyTree:
+            return jax.tree.map(lambda x, y: x.at[turn].set(y), old, _where(due, new, _at(old, turn)))
+
+        fresh, first_row = jax.vmap(again)(_at(inner, turn), _at(shown, turn))
+        inner, shown = give(inner, fresh), give(shown, first_row)
+        return Waiting(inner, shown.obs, shown.last, jnp.where(shown.last, waited, 0)), shown
+
+    return Batched(reset_all, step_all)
+
+
+def _at(tree: PyTree, indices: jax.Array) -> PyTree:
+    return jax.tree.map(lambda x: x[indices], tree)
+
+
+def _where(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    """Of leaves with further axes than the condition's."""
+
+    def one(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
+
+    return jax.tree.map(one, yes, no)

@@ -1,0 +1,216 @@
+"""Resets that belong to the batch: rows are those of the environments alone, with rows between that count nowhere."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import SMALL, build, train
+from support import rows as rows_of
+
+from rlexp.algos.base import Algorithm
+from rlexp.config import ConfigError
+from rlexp.envs.base import Env, Transition, batched, episodic
+from rlexp.ops.returns import gae, lambda_returns
+from rlexp.sources import rollout
+from rlexp.train.evaluate import evaluate
+from rlexp.types import Discrete, EnvSpec, Settings
+
+B, T, LIMIT, WIDTH = 6, 30, 7, 777
+
+
+class State(NamedTuple):
+    noise: jax.Array
+    time: jax.Array
+
+
+def drawn(resets: int | None) -> Env:
+    """Episodes of random lengths, with both kinds of end; all that is seen is drawn anew, by keys."""
+    seen = jax.ShapeDtypeStruct((2,), jnp.float32)
+    spec = EnvSpec("drawn", {"x": seen, "action_mask": jax.ShapeDtypeStruct((3,), bool)}, Discrete(3), LIMIT)
+
+    def observe(state: State) -> Any:
+        x = jnp.stack([state.noise, state.time.astype(jnp.float32)])
+        return {"x": x, "action_mask": jnp.arange(3) <= state.time}
+
+    def reset(key: Any, params: Any) -> Any:
+        state = State(jax.random.uniform(key, (WIDTH,))[0], jnp.zeros((), jnp.int32))
+        return state, observe(state)
+
+    def step(key: Any, state: State, action: Any, params: Any) -> Transition:
+        noise_key, end_key, cut_key = jax.random.split(key, 3)
+        state = State(jax.random.uniform(noise_key), state.time + 1)
+        ends, cut = jax.random.uniform(end_key) < 0.2, jax.random.uniform(cut_key) < 0.1
+        return Transition(
+            state,
+            observe(state),
+            params["pay"] * action.astype(jnp.float32) + state.noise,
+            ends,
+            cut,
+            {"time": state.time},
+        )
+
+    return episodic(spec, reset, step, params={"pay": 2.0}, info={"time": "sum"}, resets=resets)
+
+
+def acting() -> Algorithm:
+    """By what it sees alone, so that a row is acted on alike whenever it comes."""
+
+    def act(policy: Any, carry: Any, timestep: Any, key: Any) -> Any:
+        action = (timestep.obs["x"][:, 0] > 0.5).astype(jnp.int32)
+        return action, carry, {"value": jnp.sin(9 * timestep.obs["x"][:, 0])}
+
+    none: Any = None
+    return Algorithm(none, none, lambda num_envs: (), act, none)
+
+
+@functools.cache
+def program(resets: int | None):
+    made = rollout.make(
+        rollout.Config(module=""), env=drawn(resets), algorithm=acting(), num_envs=B, num_steps=T, num_shards=1
+    )
+
+    def run(key: Any) -> Any:
+        _, batch, metrics = made.next(made.init(key, None), None)
+        return jax.tree.map(lambda x: x[0], batch.trajectory), metrics
+
+    return jax.jit(run)
+
+
+@functools.cache
+def rows(resets: int | None, seed: int) -> Any:
+    """A rollout: leaves [T+1, B, ...] as NumPy, and its metrics."""
+    return jax.device_get(program(resets)(jax.random.key(seed)))
+
+
+def waits(rows: Any, b: int) -> np.ndarray:
+    """[T+1] of one environment: neither a transition, nor the last row of an episode, which follows one. Row T is told by none."""
+    begun = (rows.valid[:-1, b] == 0) & (rows.valid[1:, b] == 0)
+    return np.concatenate([[False], begun[:-1], [False]])
+
+
+CASES = given(resets=st.sampled_from([1, 2, 4, 99]), seed=st.integers(0, 500))
+
+
+@CASES
+@settings(max_examples=25, deadline=None)
+def test_rows_are_those_of_each_environment_alone(resets, seed):
+    alone, _ = rows(None, seed)
+    ours, metrics = rows(resets, seed)
+    num_ended, num_transitions = 0, 0
+    for b in range(B):
+        waited = waits(ours, b)[:T]
+        assert not ours.first[:T, b][waited].any() and not ours.reward[:T, b][waited].any()
+        assert (ours.discount[:T, b][waited] == 1).all() and not ours.valid[:T, b][waited].any()
+        # what stands in a waiting row is the episode's true last observation
+        for leaf in jax.tree.leaves(ours.obs):
+            for t in np.flatnonzero(waited):
+                np.testing.assert_array_equal(leaf[t, b], leaf[t - 1, b])
+        kept = np.flatnonzero(~waited)
+        mine = jax.tree.map(lambda x, b=b, kept=kept: x[:T, b][kept], ours)
+        theirs = jax.tree.map(lambda x, b=b, kept=kept: x[: len(kept), b], alone)
+        for x, y in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_array_equal(x, y)
+        num_transitions += int(mine.valid.sum())
+        ends = [t for t in kept if ours.valid[t, b] == 0 and t > 0]
+        num_ended += len(ends)
+        # no transition goes from one episode to the next
+        for t in np.flatnonzero(ours.first[1:T, b]) + 1:
+            assert ours.valid[t - 1, b] == 0 and ours.valid[t, b] == 1
+    if resets >= B:
+        assert num_transitions == alone.valid[:T].sum()
+    assert ours.valid[:T].sum() == num_transitions
+    told = metrics["train/length_mean"]
+    extra = int(told.count) - num_ended  # episodes whose last row is row T
+    assert 0 <= extra <= B and metrics["env/time"].count == told.count
+    assert num_transitions - LIMIT * B <= told.sum <= num_transitions
+
+
+@CASES
+@settings(max_examples=25, deadline=None)
+def test_returns_know_nothing_of_waiting(resets, seed):
+    ours, _ = rows(resets, seed)
+    for b in range(B):
+        kept = np.flatnonzero(~waits(ours, b)[:T])
+        value = np.append(ours.extras["value"][:T, b], np.float32(0.3))
+        short = {name: ours._asdict()[name][:T, b] for name in ("reward", "discount", "valid")}
+        for mine, theirs in zip(advantages(**short, value=value), padded(kept, short, value), strict=True):
+            counts = short["valid"][kept] == 1
+            np.testing.assert_array_equal(np.asarray(mine)[kept][counts], np.asarray(theirs)[: len(kept)][counts])
+
+
+@jax.jit
+def advantages(reward: Any, discount: Any, valid: Any, value: Any) -> Any:
+    found = gae(reward, discount=discount, valid=valid, value=value, gamma=0.9, lam=0.8)
+    return found[0], lambda_returns(reward, discount=discount, valid=valid, bootstrap=value[1:], gamma=0.9, lam=0.8)
+
+
+def padded(kept: np.ndarray, rows: dict[str, np.ndarray], value: np.ndarray) -> Any:
+    """Of the rows without those that wait, and behind them as many that count nowhere, so that one program serves all."""
+    num_more = T - len(kept)
+    more = {"reward": 0.0, "discount": 1.0, "valid": 0.0}
+    short = {name: np.append(x[kept], np.full(num_more, more[name], np.float32)) for name, x in rows.items()}
+    return advantages(**short, value=np.append(value[kept], np.full(num_more + 1, value[-1])))
+
+
+def test_who_waited_longest_is_first():
+    """All end together and one is reset a step: everyone has a turn before anyone has a second one."""
+    seen = jax.ShapeDtypeStruct((1,), jnp.float32)
+    env = episodic(
+        EnvSpec("short", seen, Discrete(1), 1),
+        lambda key, params: (jnp.zeros(()), jnp.zeros((1,))),
+        lambda key, state, action, params: Transition(state, jnp.ones((1,)), 1.0, False),
+        resets=1,
+    )
+    envs = batched(env)
+
+    def run(keys: Any) -> Any:
+        state, _ = envs.reset(keys)
+        return jax.lax.scan(lambda s, _: envs.step(s, jnp.zeros(B, jnp.int32)), state, length=4 * B)[1]
+
+    first = np.asarray(jax.jit(run)(jax.random.split(jax.random.key(0), B)).first)
+    assert first.sum(axis=1).max() == 1
+    turns = np.argmax(first[first.any(axis=1)], axis=1)
+    assert turns[: 3 * B].tolist() == [*range(B)] * 3
+
+
+def test_a_step_makes_no_more_resets_than_it_may():
+    """Each reset draws 777 numbers."""
+    for resets, shape in ((None, f"[{B},{WIDTH}]"), (2, f"[2,{WIDTH}]")):
+        envs = batched(drawn(resets))
+        state, _ = jax.eval_shape(envs.reset, jax.random.split(jax.random.key(0), B))
+        text = str(jax.make_jaxpr(envs.step)(state, jnp.zeros(B, jnp.int32)))
+        assert [f"[{n},{WIDTH}]" for n in (2, B) if f"[{n},{WIDTH}]" in text] == [shape]
+
+
+def test_an_evaluation_is_the_same_one():
+    """Nobody in it needs a reset."""
+
+    def play(resets: int | None) -> Any:
+        env = drawn(resets)
+        return jax.jit(lambda key: evaluate(env, acting(), None, key, num_episodes=9))(jax.random.key(3))
+
+    for x, y in zip(jax.tree.leaves(play(None)), jax.tree.leaves(play(1)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_it_is_a_key_of_the_adapters_and_trains(tmp_path):
+    assert build("env=gymnax/cartpole").env_of(Settings({}, {})).batch is None
+    made = build("env=gymnax/cartpole", "env.resets=2").env_of(Settings({}, {}))
+    assert made.batch is not None
+    (summary,) = train(tmp_path, "env=gymnax/cartpole", "env.resets=1", "env.max_episode_steps=9", *SMALL)
+    assert summary["status"] == "finished"
+    lines = rows_of(tmp_path / "0")
+    assert all(1 <= line["train/length_mean"] <= 9 for line in lines if line.get("train/length_mean"))
+
+
+@pytest.mark.parametrize("resets", [0, -1])
+def test_bad_input(resets):
+    with pytest.raises(
+        ConfigError, match=f"^env.resets: {resets} is not allowed; expected greater than or equal to 1$"
+    ):
+        build("env=gymnax/cartpole", f"env.resets={resets}")
