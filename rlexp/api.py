@@ -19,7 +19,8 @@ from rlexp.config import (
     TracedNumber,
     schema,
 )
-from rlexp.envs.base import Env, Tally, Transition, episodic
+from rlexp.envs.base import Env, Tally, Transition, batched, episodic
+from rlexp.envs.waiting import Batched
 from rlexp.loggers import Config as LoggerConfig
 from rlexp.loggers import check as check_loggers
 from rlexp.loggers import make as make_loggers
@@ -36,6 +37,7 @@ from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, MultiDiscret
 __all__ = [
     "Algorithm",
     "Batch",
+    "Batched",
     "Between",
     "Categorical",
     "ConfigError",
@@ -72,6 +74,7 @@ __all__ = [
     "Transition",
     "Update",
     "activations",
+    "batched",
     "check_loggers",
     "episodic",
     "fan_out",

@@ -93,7 +93,7 @@ def waits(rows: Any, b: int) -> np.ndarray:
     return np.concatenate([[False], begun[:-1], [False]])
 
 
-CASES = given(resets=st.sampled_from([1, 2, 4, 99]), seed=st.integers(0, 500))
+CASES = given(resets=st.sampled_from([1, 2, 99]), seed=st.integers(0, 500))
 
 
 @CASES
