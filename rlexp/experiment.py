@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rlexp import sameness
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env
@@ -120,11 +119,6 @@ def build(
         prefill_env_steps=prefill,
         total_updates=total_updates,
     )
-
-
-def resume_fingerprint(experiment: Experiment) -> dict[str, Any]:
-    """What must be equal for a full restore. Hardware may differ, since only the logical shards shape the numbers."""
-    return sameness.resume_fingerprint(experiment.config, experiment.modules, experiment.num_shards)
 
 
 def _traced(config: Any, name: str, path: str) -> PyTree:

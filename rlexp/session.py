@@ -10,11 +10,12 @@ import jax
 
 from rlexp import experiment as experiments
 from rlexp.config import Config, ConfigError
-from rlexp.experiment import Experiment, resume_fingerprint
+from rlexp.experiment import Experiment
 from rlexp.loading import load
 from rlexp.loggers import RunInfo
 from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
+from rlexp.sameness import resume_fingerprint
 from rlexp.storage import rundir, store
 from rlexp.train import memory, program
 from rlexp.train.evaluate import episode_means
@@ -65,7 +66,8 @@ def prepare(
     if not elsewhere:
         memory.check(experiment, hardware.make(config.hardware))
     if meta and config.run == "train" and config.checkpoint.restore == "all":
-        check_same(meta["members"][0]["fingerprint"], resume_fingerprint(experiment))
+        wanted = resume_fingerprint(config, modules, experiment.num_shards)
+        check_same(meta["members"][0]["fingerprint"], wanted)
         if experiment.total_updates < meta["update"]:
             raise ConfigError(
                 f"total_env_steps: {config.total_env_steps} is less than the {meta['env_steps']} that the checkpoint has"

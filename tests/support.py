@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ import pytest
 from rlexp import compose, experiment
 from rlexp.experiment import Experiment
 from rlexp.machine.stop import Stop
+from rlexp.sameness import resume_fingerprint
 from rlexp.storage import store
-from rlexp.train.loop import Member, Resume, train_pack
+from rlexp.train import program
+from rlexp.train.loop import Member, Resume, layout_of, train_pack
+from rlexp.train.program import Program
 
 QUIET = ("logger=quiet", "compilation_cache=null")
 SMALL = (  # ten updates and three lines, by default PPO on CartPole
@@ -34,18 +37,42 @@ def build(*overrides: str) -> Experiment:
     return experiment.build(node)
 
 
+def fingerprint(*overrides: str) -> dict[str, Any]:
+    """What must be equal to go on from a checkpoint of this command line."""
+    built = build(*overrides)
+    return resume_fingerprint(built.config, built.modules, built.num_shards)
+
+
+class StopAfter(Stop):
+    """Asks for the end when the trainer looks for the n-th time. It looks once before the first chunk, and once after each."""
+
+    def __init__(self, looks: int):
+        self._looks = looks
+
+    @property
+    def reason(self) -> str | None:
+        self._looks -= 1
+        return "SIGTERM" if self._looks < 0 else None
+
+
 def train(
     directory: Path,
     *overrides: str,
     seeds: Sequence[int] = (0,),
     resume: Resume | None = None,
     stop: Stop | None = None,
+    change: Callable[[Program], Program] | None = None,
 ) -> list[dict[str, Any]]:
-    """Trains a pack that differs in seeds only, as one program; gives the summaries."""
+    """Trains a pack that differs in seeds only, as one program; gives the summaries. `change` is of the compiled program."""
     members = [Member(build(*overrides, f"seed={s}"), directory / str(s), f"{s:08d}") for s in seeds]
     for member in members:
         member.dir.mkdir(parents=True, exist_ok=True)
-    return train_pack(members, stop=stop or Stop(), resume=resume)
+    traced = None
+    if change is not None:
+        experiments = [member.experiment for member in members]
+        made = program.trace(experiments, layout_of(experiments))
+        traced = made._replace(compile=lambda: change(made.compile()))
+    return train_pack(members, stop=stop or Stop(), resume=resume, traced=traced)
 
 
 REPOSITORY = Path(experiment.__file__).parents[1]

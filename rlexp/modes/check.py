@@ -32,6 +32,7 @@ from rlexp.train import program
 from rlexp.train.evaluate import episode_means
 from rlexp.train.layout import Layout
 from rlexp.train.loop import Member, layout_of
+from rlexp.train.metrics import mean
 from rlexp.train.program import Program
 
 NUM_UPDATES = 20
@@ -172,7 +173,7 @@ def _trained(compiled: Program) -> Trained:
         run, metrics = compiled.chunk(run, NUM_UPDATES // NUM_POINTS)
         episodes = compiled.evaluate(run, (i + 1) * NUM_UPDATES // NUM_POINTS)
         played = episode_means(_on_the_host(episodes))["eval/return_mean"][0]
-        points.append((played, program.mean(_on_the_host(metrics["train/return_mean"]))[0]))
+        points.append((played, mean(_on_the_host(metrics["train/return_mean"]))[0]))
     params = [np.asarray(x) for x in jax.tree.leaves(_on_the_host(run.state.params))]
     return Trained(params, _local_data(run), dict(zip(_CURVES, np.array(points).T, strict=True)))
 

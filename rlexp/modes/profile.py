@@ -26,6 +26,7 @@ from rlexp.train import program
 from rlexp.train.evaluate import episode_means
 from rlexp.train.layout import Layout, over_members
 from rlexp.train.loop import Member, layout_of
+from rlexp.train.metrics import mean
 from rlexp.train.program import Program, Run, Traced, collect_once, learn_once
 from rlexp.types import Batch, PyTree, Settings
 
@@ -139,7 +140,7 @@ def _clocks(
         # The trainer's tail: fetch, divide, write.
         fetch_s, (metrics, episodes) = _timed(jax.device_get, (metrics, episodes))
         began = time.perf_counter()
-        values = episode_means(episodes) | {name: program.mean(metric) for name, metric in metrics.items()}
+        values = episode_means(episodes) | {name: mean(metric) for name, metric in metrics.items()}
         logger.log({"env_steps": 0, "wall_s": began} | {name: float(x[0]) for name, x in values.items()})
         write_s = time.perf_counter() - began
         run, rollout_s, update_s = apart(run, num_updates)

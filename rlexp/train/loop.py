@@ -2,8 +2,8 @@
 
     dispatch chunk k+1 · fetch and log the metrics of chunk k · at a checkpoint: wait, look at the metrics, save · stop?
 
-A chunk ends at the next evaluation, metric line or checkpoint, whichever comes first. These boundaries depend on the update
-count alone, so a resumed run has the same ones as an undisturbed run.
+A chunk ends at the next evaluation, metric line or checkpoint, whichever comes first (`rlexp.train.schedule`). These boundaries
+depend on the update count alone, so a resumed run has the same ones as an undisturbed run.
 """
 
 import contextlib
@@ -11,60 +11,23 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from rlexp import hints
-from rlexp.config import ConfigError
-from rlexp.experiment import Experiment, resume_fingerprint
-from rlexp.loggers import RunInfo, jsonl, silent
+from rlexp.experiment import Experiment
 from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import Stop
-from rlexp.storage import rundir, store
-from rlexp.train import between, program
-from rlexp.train.evaluate import Episodes, episode_means
+from rlexp.train import between, metrics, program, schedule
 from rlexp.train.layout import Layout
-from rlexp.train.program import Run
-from rlexp.types import Metrics
-
-
-class Member(NamedTuple):
-    """One run of a pack, and where it leaves its results."""
-
-    experiment: Experiment
-    dir: Path
-    run_id: str
-
-
-class Resume(NamedTuple):
-    """The run directory whose checkpoint to start from."""
-
-    dir: Path
-    what: str  # all: go on where it was; learner or params: start anew with what it learnt
-
-
-class Ended(NamedTuple):
-    """How a member left before total_env_steps, which is no failure."""
-
-    status: str  # finished or pruned
-    why: str
-    env_steps: int
+from rlexp.train.members import Member, Pack, start_of
+from rlexp.train.metrics import Chunk
+from rlexp.train.saves import Resume, Saves, restore, take_learnt
 
 
 class Diverged(RuntimeError):
     """A metric is not finite. The last good checkpoint is kept."""
-
-
-class Chunk(NamedTuple):
-    """A chunk that was dispatched, and whose metrics are still on the device."""
-
-    update: int  # at its end
-    num_updates: int
-    metrics: Metrics
-    episodes: Episodes | None  # of the evaluation at its end; of one without updates, before the first
 
 
 def layout_of(members: Sequence[Experiment]) -> Layout:
@@ -102,358 +65,145 @@ def train_pack(
     """
     announces = directory is None and len(members) == 1  # a sweep tells of itself
     directory = directory or members[0].dir
-    lead, config = members[0].experiment, members[0].experiment.config
-    checkpoint = lead.part("checkpoint")
     experiments = [member.experiment for member in members]
+    lead, config = experiments[0], experiments[0].config
     traced = traced or program.trace(experiments, layout_of(experiments))
 
     # 1. Where to start: at update 0, or at the newest sound checkpoint.
     warnings: list[str] = []
-    restored = None
-    if resume and resume.what == "all":
-        at, abstract = store.checkpoints(resume.dir), traced.abstract_run
-        restored = checkpoint.restore(at, abstract, warn=warnings.append, settings=traced.settings())
-    first_update, earlier_wall_s = (restored.update, restored.meta["wall_s"]) if restored else (0, 0.0)
-    first_env_steps = lead.env_steps(first_update) if restored else 0
-    is_lead = distributed.is_lead()
-    lost = dict(lost)
-    for i, member in enumerate(members) if is_lead else ():
-        if i not in lost:
-            try:
-                store.unlink(member.dir / "summary.json")  # it says how the run ended, and the run goes on
-            except OSError as error:
-                lost[i] = f"{type(error).__name__}: {error}"
-                if len(lost) == len(members):
-                    raise
-    here = {i: member for i, member in enumerate(members) if i not in lost}
-    infos = [
-        RunInfo(m.dir, m.run_id, m.experiment.node, lead.total_env_steps, first_env_steps, earlier_wall_s)
-        for m in here.values()
-    ]
-    if restored and is_lead:
-        warnings += [said for info in infos if (said := jsonl.gap(info.dir / jsonl.NAME, first_env_steps))]
-    made, progress = lead.part("logger").make(config.logger, infos) if is_lead else silent(len(here))
-    loggers = dict(zip(here, made, strict=True))
-    for i, why in lost.items():
-        progress.warn(f"{members[i].dir}: {why}; the others go on")
-    for text in warnings:
-        progress.warn(text)
+    restored = restore(resume, lead, traced, warn=warnings.append)
+    start = start_of(restored.meta if restored else None, experiments)
+    pack = Pack(members, start, lost, warnings)
+    note = pack.progress.note
     if announces:
-        progress.note(f"the run is in {directory}")
-    for text in _notices(lead, restored):
-        progress.note(text)
-
-    summary: dict[str, Any] = {
-        "status": "failed",
-        "env_steps": first_env_steps,
-        "env_steps_per_second": None,
-        "compile_s": None,
-        "resumed_from": first_env_steps if restored else None,
-    }
-    objectives: list[float | None] = restored.meta["objectives"] if restored else [None] * len(members)
-    # Member -> why it is trained no more. Its part of the program runs on; nobody looks at it.
-    earlier = restored.meta["failed"] if restored and len(members) > 1 else {}
-    failed = {int(i): why for i, why in earlier.items()} | lost
-    restored_ended = {int(i): Ended(*how) for i, how in restored.meta.get("ended", {}).items()} if restored else {}
-    ended = restored_ended if len(members) > 1 else {}  # in the same way, but no failure
+        note(f"the run is in {directory}")
+    for text in _notices(lead, restored and restored.meta):
+        note(text)
     hooks = between.of(config, lead.modules)
-    places = {i: place for place, i in enumerate(here)}  # in the display
-    for i in failed.keys() & here:
-        progress.fail(places[i])
 
-    def going() -> list[int]:
-        return [i for i in range(len(members)) if i not in failed and i not in ended]
+    with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
+        closing.callback(pack.progress.close)
+        if announces:
+            closing.callback(_say_what_next, pack, directory)
+        closing.callback(pack.close)
+        try:
+            # 2. Compile, once.
+            pack.progress.begin(f"compiling {config.algo.module} for {lead.spec.name}; this can take a minute")
+            compiled = traced.compile()
+            pack.summary["compile_s"] = compiled.compile_s
+            pack.progress.begin(
+                f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps"
+            )
+            run = restored.run if restored else take_learnt(resume, lead, compiled.init(), pack.progress.warn)
+            del restored
+            changes = [hook.change and program.changed_by(hook.change, traced, config.seed) for hook in hooks]
 
-    saver = None
-    try:
-        # 2. Compile, once.
-        progress.begin(f"compiling {config.algo.module} for {lead.spec.name}; this can take a minute")
-        compiled = traced.compile()
-        summary["compile_s"] = compiled.compile_s
-        progress.begin(
-            f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps"
-        )
-        run = _with_total(restored.run, lead) if restored else compiled.init()
-        if resume and resume.what != "all":
-            found = checkpoint.restore_into(store.checkpoints(resume.dir), run, what=resume.what, warn=progress.warn)
-            run = found.run if found else run
-        del restored
-        saver = checkpoint.make(config.checkpoint, store.checkpoints(directory))
-        fingerprints = [{"run_id": m.run_id, "fingerprint": resume_fingerprint(m.experiment)} for m in members]
+            # 3. Train.
+            update, began = start.update, time.perf_counter() - start.wall_s
+            saves = Saves(pack, traced, directory, update=update, began=began)
+            closing.callback(saves.close)
+            saves.point_here()
+            reports = Reports(pack, saves, began=began)
+            if config.eval.at_start and update == 0:  # what it could do before it learnt
+                reports.hand_in(Chunk(update, 0, {}, compiled.evaluate(run, update)))
+            if start.had_ended:  # it is still so, unless it is asked for more now
+                for hook in hooks:
+                    saves.let_leave(hook.leave(pack.returns()), update, run)
+            (stopping,) = distributed.any_of(stop.reason is not None)
+            while update < lead.total_updates and not stopping and pack.going():
+                boundary = schedule.chunk_end(lead, update)
+                run, counted = compiled.chunk(run, boundary - update)
+                episodes = compiled.evaluate(run, boundary) if schedule.evaluation_due(lead, boundary) else None
+                reports.hand_in(Chunk(boundary, boundary - update, counted, episodes))
+                update = boundary
+                if hooks and episodes is not None and update < lead.total_updates:
+                    reports.finish()
+                    for hook, change in zip(hooks, changes, strict=True):
+                        returns = pack.returns()
+                        saves.let_leave(hook.leave(returns), update, run)
+                        run = change(run, update, returns) if change and pack.going() else run
+                stopping, due = distributed.any_of(stop.reason is not None, saves.due(update), after=counted)
+                if due:
+                    reports.finish()  # first see that it is sound
+                    saves.save(update, run)
+            reports.finish()
 
-        began = fetched = saved = time.perf_counter()
-        update, saved_update, pending = first_update, first_update, None
-        if config.eval.at_start and update == 0:
-            pending = Chunk(update, 0, {}, compiled.evaluate(run, update))  # what it could do before it learnt
-
-        def fail(i: int, error: Exception) -> None:
-            """Takes a member out, with its last good checkpoint; raises the error where nobody is left."""
-            failed[i] = f"{type(error).__name__}: {error}".splitlines()[0]
-            if len(failed) == len(members) or jax.process_count() > 1:
-                raise error
-            progress.warn(f"{members[i].dir}: {failed[i]}; the others go on")
-            progress.fail(places[i])
-            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), traced.abstract_run)
-            folder = store.checkpoints(members[i].dir)
-            saver.wait()
-            with contextlib.suppress(OSError, ConfigError):  # its disk is full, perhaps
-                own = jax.tree.map(jnp.asarray, program.stacked_settings([members[i].experiment]))
-                good = checkpoint.restore(folder, one, warn=progress.warn, settings=own)
-                checkpoint.leave_pack(folder)  # which saves this member's numbers from now on too
-                if good is not None:
-                    checkpoint.put(config.checkpoint, folder, good.update, good.run, good.meta, objectives[i])
-
-        def report(chunk: Chunk) -> None:
-            """Fetches and logs a chunk; a member that is not sound fails, after its line is written."""
-            nonlocal fetched
-            jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
-            now = time.perf_counter()
-            seconds, fetched = now - fetched, now
-            env_steps = lead.env_steps(chunk.update)
-            values = _values(jax.device_get(chunk))
-            if chunk.num_updates:
-                rate = chunk.num_updates * lead.env_steps_per_update / seconds
-                values["throughput/env_steps_per_second"] = np.full(len(members), rate)
-                values["time/chunk_s"] = np.full(len(members), seconds)
-            wall_s = earlier_wall_s + now - began
-            rows = [
-                {"env_steps": env_steps, "wall_s": wall_s} | {k: _finite_or_none(v[i]) for k, v in values.items()}
-                for i in range(len(members))
-            ]
-            still = going()
-            troubles: dict[int, Exception] = {}
-            for i in still:
-                try:
-                    loggers[i].log(rows[i])
-                except OSError as error:
-                    troubles[i] = error
-            progress.log([rows[i] for i in here])
-            summary["env_steps"] = env_steps
-            for name, value in values.items():
-                for i in np.flatnonzero(np.isinf(value)):
-                    troubles.setdefault(int(i), Diverged(f"{name} is not finite at {env_steps:,} environment steps"))
-            for i in still:
-                if i in troubles:
-                    fail(i, troubles[i])
-                elif chunk.episodes is not None:
-                    objectives[i] = rows[i]["eval/return_mean"]
-
-        def meta_now() -> dict[str, Any]:
-            return {
-                "update": update,
-                "env_steps": lead.env_steps(update),
-                "wall_s": earlier_wall_s + time.perf_counter() - began,
-                "objectives": objectives,
-                "total_updates": lead.total_updates,
-                "num_shards": lead.num_shards,
-                "members": fingerprints,
-                "failed": failed,
-                "ended": ended,
-                "pack_devices": jax.tree.leaves(run)[0].sharding.num_devices,
-            }
-
-        def save() -> None:
-            nonlocal saved, saved_update
-            for i in going():
-                try:
-                    loggers[i].sync()  # no checkpoint without the lines before it
-                except OSError as error:
-                    fail(i, error)
-            known = [x for x in objectives if x is not None]
-            saver.save(update, run, meta_now(), float(np.mean(known)) if known else None)
-            saved, saved_update = time.perf_counter(), update
-
-        def save_part(i: int, whole: Run) -> None:
-            """Saves one member's part of the pack as its own checkpoint."""
-            part = jax.tree.map(lambda x: x[i : i + 1], whole)
-            how = {0: ended[i]} if i in ended else {}
-            meta = meta_now() | {
-                "objectives": [objectives[i]],
-                "members": [fingerprints[i]],
-                "failed": {},
-                "ended": how,
-            }
-            try:
-                loggers[i].sync()
-                checkpoint.put(config.checkpoint, store.checkpoints(members[i].dir), update, part, meta, objectives[i])
-            except OSError as error:
-                fail(i, error)
-
-        def leave(how: Mapping[int, between.Leave]) -> None:
-            """Takes members out as they are now."""
-            whole = _on_host(run) if how and len(members) > 1 else run
-            for i in sorted(how.keys() & set(going())):
-                ended[i] = Ended(how[i].status, how[i].why, lead.env_steps(update))
-                progress.note(f"{members[i].dir}: {how[i].status} at {ended[i].env_steps:,} steps: {how[i].why}")
-                if len(members) > 1:
-                    save_part(i, whole)
-
-        def act() -> None:
-            """What is to be done between two chunks, when the returns of the first are known."""
-            nonlocal run
-            for hook, change in zip(hooks, changes, strict=True):
-                returns = np.full(len(members), np.nan)
-                returns[going()] = [objectives[i] for i in going()]
-                leave(hook.leave(returns))
-                if change is not None and going():
-                    run = change(run, update, returns)
-
-        changes = [hook.change and program.changed_by(hook.change, traced, config.seed) for hook in hooks]
-        for i in [i for i in going() if members[i].dir != directory]:
-            try:
-                folder = store.checkpoints(members[i].dir)
-                checkpoint.point_to_pack(config.checkpoint, folder, store.checkpoints(directory), i)
-            except OSError as error:
-                fail(i, error)
-
-        # 3. Train.
-        if restored_ended and len(members) == 1:  # it is still so, unless it is asked for more now
-            for hook in hooks:
-                leave(hook.leave(np.array([objectives[0]], np.float64)))
-        (stopping,) = distributed.any_of(stop.reason is not None)
-        while update < lead.total_updates and not stopping and going():
-            boundary = chunk_end(lead, update)
-            run, metrics = compiled.chunk(run, boundary - update)
-            episodes = compiled.evaluate(run, boundary) if _evaluation_due(lead, boundary) else None
-            chunk = Chunk(boundary, boundary - update, metrics, episodes)
-            update = boundary
-            if pending:
-                report(pending)  # while the device works on this chunk
-            pending = chunk
-            if hooks and episodes is not None and update < lead.total_updates:
-                report(pending)
-                pending = None
-                act()
-            due = _checkpoint_due(config.checkpoint, update, time.perf_counter() - saved)
-            stopping, due = distributed.any_of(stop.reason is not None, due, after=metrics)
-            if due:
-                if pending:
-                    report(pending)  # first see that it is sound
-                pending = None
-                save()
-        if pending:
-            report(pending)
-
-        # 4. Leave everything as it should be found.
-        if update > saved_update:
-            save()
-        saver.wait()
-        elapsed = time.perf_counter() - began
-        if update >= lead.total_updates and directory != members[0].dir and config.checkpoint.enabled:
-            whole = _on_host(run)  # once: each slice of what is spread over devices would be a program of its own
-            for i in going():
-                save_part(i, whole)
-        for i, logger in loggers.items():
-            logger.checkpoint(store.checkpoints(members[i].dir), lead.env_steps(update))
-        if update > first_update:
-            summary["env_steps_per_second"] = (lead.env_steps(update) - first_env_steps) / elapsed
-        elif update >= lead.total_updates:
-            progress.note("nothing was left to do: a larger total_env_steps goes on")
-        summary["status"] = "finished" if update >= lead.total_updates or not going() else "stopped"
-        if summary["status"] == "stopped":
-            again = f"; go on with: {hints.command('rlexp', hints.resume(directory))}" if announces else ""
-            progress.note(f"stopped by {stop.reason or 'another process'} and saved{again}")
-    except BaseException as error:
-        summary["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise
-    finally:
-        summaries = [{"status": summary["status"], "objective": objective, **summary} for objective in objectives]
-        for i, one in ended.items():
-            summaries[i] |= {"status": one.status, "env_steps": one.env_steps, "ended": one.why}
-        for i, why in failed.items():
-            summaries[i] |= {"status": "failed", "error": why}
-        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
-            closing.callback(progress.close)
-            if announces and summaries[0]["status"] == "finished":
-                said = hints.after_run(directory, total_env_steps=lead.total_env_steps, saved=config.checkpoint.enabled)
-                closing.callback(progress.note, "\n".join(said))
-            if is_lead:
-                closing.callback(store.push, *(member.dir for member in here.values()))
-            for i, member in here.items():
-                closing.callback(_close, member, loggers[i], summaries[i], alone=len(members) == 1)
-            if saver is not None:
-                closing.callback(saver.close)
-    return summaries
-
-
-def _close(member: Member, logger: Any, summary: dict[str, Any], *, alone: bool) -> None:
-    """Ends a member's logger, and writes its summary. Where its disk is full it fails, and no other member of its pack."""
-    try:
-        with contextlib.ExitStack() as both:
-            if distributed.is_lead():
-                both.callback(rundir.write_json, member.dir / "summary.json", summary)
-            both.callback(logger.close, summary)
-    except OSError as error:
-        if alone:
+            # 4. Leave everything as it should be found.
+            if update > saves.update:
+                saves.save(update, run)
+            saves.wait()
+            elapsed = time.perf_counter() - began - start.wall_s
+            done = update >= lead.total_updates
+            if done:
+                saves.split(update, run)
+            pack.saved(lead.env_steps(update))
+            if update > start.update:
+                pack.summary["env_steps_per_second"] = (lead.env_steps(update) - start.env_steps) / elapsed
+            elif done:
+                note("nothing was left to do: a larger total_env_steps goes on")
+            pack.summary["status"] = "finished" if done or not pack.going() else "stopped"
+            if pack.summary["status"] == "stopped":
+                again = f"; go on with: {hints.command('rlexp', hints.resume(directory))}" if announces else ""
+                note(f"stopped by {stop.reason or 'another process'} and saved{again}")
+        except BaseException as error:
+            pack.all_fail(error)
             raise
-        summary |= {"status": "failed", "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return pack.summaries
 
 
-def chunk_end(experiment: Experiment, update: int) -> int:
-    """The update at which the next chunk ends."""
-    config, candidates = experiment.config, [experiment.total_updates]
-    for every in (config.eval.every_env_steps, config.logger.every_env_steps):
-        if every:
-            target = (experiment.env_steps(update) // every + 1) * every
-            candidates.append(-(-(target - experiment.prefill_env_steps) // experiment.env_steps_per_update))
-    if every := config.checkpoint.every_updates:
-        candidates.append((update // every + 1) * every)
-    return min(candidates)
+class Reports:
+    """Fetches and logs chunks: each when the next one is dispatched, so that the device has work meanwhile."""
+
+    def __init__(self, pack: Pack, saves: Saves, *, began: float):
+        """`began`: the `perf_counter()` since which the run has been training, earlier processes counted in."""
+        self._pack, self._saves, self._began = pack, saves, began
+        self._waiting: Chunk | None = None
+        self._fetched = time.perf_counter()  # the last one
+
+    def hand_in(self, chunk: Chunk) -> None:
+        """The newest chunk, which is reported later; the one before is now."""
+        self.finish()
+        self._waiting = chunk
+
+    def finish(self) -> None:
+        """Reports what was handed in: a member that is not sound fails, after its line is written."""
+        chunk, self._waiting = self._waiting, None
+        if chunk is None:
+            return
+        jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
+        now = time.perf_counter()
+        seconds, self._fetched = now - self._fetched, now
+        pack, env_steps = self._pack, self._pack.lead.env_steps(chunk.update)
+        values = metrics.values(jax.device_get(chunk))
+        values |= metrics.speed(chunk, pack.lead, len(pack.members), seconds)
+        rows = metrics.rows(values, len(pack.members), env_steps=env_steps, wall_s=now - self._began)
+        going, troubles = pack.going(), pack.log(rows)
+        pack.summary["env_steps"] = env_steps
+        for i, name in metrics.not_finite(values).items():
+            troubles.setdefault(i, Diverged(f"{name} is not finite at {env_steps:,} environment steps"))
+        for i in going:
+            if i in troubles:
+                self._saves.drop(i, troubles[i])
+            elif chunk.episodes is not None:
+                pack.objectives[i] = rows[i]["eval/return_mean"]
 
 
-def _evaluation_due(experiment: Experiment, update: int) -> bool:
-    every = experiment.config.eval.every_env_steps
-    crossed = every and experiment.env_steps(update) // every > experiment.env_steps(update - 1) // every
-    return bool(crossed) or update == experiment.total_updates
+def _say_what_next(pack: Pack, directory: Path) -> None:
+    """How to look at a run that has finished, and what can be done with it."""
+    if pack.summaries[0]["status"] == "finished":
+        saved = pack.lead.config.checkpoint.enabled
+        said = hints.after_run(directory, total_env_steps=pack.lead.total_env_steps, saved=saved)
+        pack.progress.note("\n".join(said))
 
 
-def _checkpoint_due(config: Any, update: int, seconds: float) -> bool:
-    if config.every_updates:
-        return update % config.every_updates == 0
-    return config.every_minutes is not None and seconds >= 60 * config.every_minutes
-
-
-def _values(chunk: Chunk) -> dict[str, np.ndarray]:
-    """{metric: float64 [members]}, evaluation first; NaN where nothing was counted, inf where a number is not finite."""
-    values = episode_means(chunk.episodes) if chunk.episodes is not None else {}
-    values = {name: np.where(np.isfinite(x), x, np.inf) for name, x in values.items()}
-    return values | {name: program.mean(metric) for name, metric in sorted(chunk.metrics.items(), key=_section)}
-
-
-def _section(item: tuple[str, Any]) -> tuple[int, str]:
-    order = {"train": 0, "loss": 1, "env": 2}
-    return order.get(item[0].split("/")[0], 3), item[0]
-
-
-def _finite_or_none(x: float) -> float | None:
-    return float(x) if np.isfinite(x) else None
-
-
-def _on_host(run: Run) -> Run:
-    """As NumPy arrays, which are saved in two thirds of the time; keys have no such form, and go to one device."""
-
-    def fetch(x: jax.Array) -> jax.Array | np.ndarray:
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        return jax.device_put(x, jax.local_devices()[0]) if is_key else np.asarray(x)
-
-    return jax.tree.map(fetch, run)
-
-
-def _with_total(run: Run, experiment: Experiment) -> Run:
-    """A continued run may have a new total, which schedules read from hp."""
-    hp = run.state.hp
-    total = np.full_like(hp["total_updates"], experiment.hp["total_updates"])
-    hp = hp | {"total_updates": jax.device_put(total, hp["total_updates"].sharding)}
-    return run._replace(state=run.state._replace(hp=hp))
-
-
-def _notices(experiment: Experiment, restored: Any) -> list[str]:
+def _notices(experiment: Experiment, resumed: Mapping[str, Any] | None) -> list[str]:
+    """What is told first: other totals than were asked for, and where a run goes on. `resumed` is the meta of a checkpoint."""
     asked, total = experiment.config.total_env_steps, experiment.total_env_steps
     notices = [f"total_env_steps {asked:,} is rounded up to {total:,}: whole updates"] if total != asked else []
-    if restored:
-        notices.append(f"resumed at {restored.meta['env_steps']:,} environment steps")
-        if restored.meta["total_updates"] != experiment.total_updates:
-            before = experiment.env_steps(restored.meta["total_updates"])
+    if resumed:
+        notices.append(f"resumed at {resumed['env_steps']:,} environment steps")
+        if resumed["total_updates"] != experiment.total_updates:
+            before = experiment.env_steps(resumed["total_updates"])
             notices.append(
                 f"total_env_steps {before:,} -> {total:,}: annealed schedules follow the new total from here"
             )

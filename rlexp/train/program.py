@@ -17,7 +17,7 @@ from rlexp.experiment import Experiment
 from rlexp.sources.base import no_feedback
 from rlexp.train.evaluate import Episodes, evaluate
 from rlexp.train.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
-from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Settings
+from rlexp.types import Batch, Key, Metrics, PyTree, Settings
 
 
 class Run(NamedTuple):
@@ -190,13 +190,6 @@ def _member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree,
 def stacked_settings(experiments: Sequence[Experiment]) -> Settings:
     """Those of the members, as they stand in a fresh Run."""
     return _stack([e.settings for e in experiments])
-
-
-def mean(metric: Mean) -> np.ndarray:
-    """Sum over count of each member, float64; NaN where nothing was counted, inf where the sum is not finite."""
-    total, count = np.asarray(metric.sum, np.float64), np.asarray(metric.count, np.float64)
-    average = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-    return np.where(np.isfinite(total) & np.isfinite(count), average, np.inf)
 
 
 def _stack(trees: Sequence[PyTree]) -> PyTree:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import jax
 import pytest
-from support import build, command_line
+from support import build, command_line, fingerprint
 
 from rlexp import compose
 from rlexp.config import ConfigError
-from rlexp.experiment import resume_fingerprint
 from rlexp.machine import hardware
 
 PROFILES = sorted(path.stem for path in (compose.CONF_DIR / "hardware").glob("*.yaml"))
@@ -174,6 +173,6 @@ def test_the_command_that_people_know_says_what_is_missing(tmp_path):
 
 
 def test_a_run_may_go_on_on_other_hardware():
-    here = resume_fingerprint(build("shards=4", "algo.num_envs=16"))
-    assert here == resume_fingerprint(build("shards=4", "algo.num_envs=16", "hardware=v4-8"))
-    assert here != resume_fingerprint(build("shards=2", "algo.num_envs=16", "hardware=v4-8", "hardware.mesh.data=2"))
+    here = fingerprint("shards=4", "algo.num_envs=16")
+    assert here == fingerprint("shards=4", "algo.num_envs=16", "hardware=v4-8")
+    assert here != fingerprint("shards=2", "algo.num_envs=16", "hardware=v4-8", "hardware.mesh.data=2")

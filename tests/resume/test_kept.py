@@ -9,11 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import SMALL, build, rows, train
+from support import SMALL, StopAfter, build, rows, train
 
 from rlexp.config import ConfigError
 from rlexp.loggers import curve, jsonl
-from rlexp.machine.stop import Stop
 from rlexp.storage import rundir
 from rlexp.sweep.manifest import Manifest
 from rlexp.train.loop import Resume
@@ -50,18 +49,6 @@ def test_an_id_of_two_runs(tmp_path):
     (tmp_path / "link").symlink_to("a")
     shutil.rmtree(tmp_path / "b")
     assert rundir.find("abcdef01", tmp_path) == tmp_path / "a"
-
-
-class StopAfter(Stop):
-    """Asks for the end when the trainer looks for the n-th time."""
-
-    def __init__(self, looks: int):
-        self._looks = looks
-
-    @property
-    def reason(self) -> str | None:
-        self._looks -= 1
-        return "SIGTERM" if self._looks < 0 else None
 
 
 def test_lines_that_are_gone_are_told_when_a_run_goes_on(tmp_path, capfd):

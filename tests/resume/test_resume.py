@@ -6,12 +6,11 @@ import re
 import jax
 import numpy as np
 import pytest
-from support import build, rows, train, without_clock
+from support import build, fingerprint, rows, train, without_clock
 
 from rlexp.__main__ import check
 from rlexp.compose import search_path
 from rlexp.config import ConfigError
-from rlexp.experiment import resume_fingerprint
 from rlexp.session import check_same
 from rlexp.storage import rundir
 from rlexp.train import program
@@ -90,10 +89,8 @@ def test_a_new_run_starts_from_what_was_learnt(what, tmp_path):
 
 
 def test_another_setting_is_refused_by_name(tmp_path):
-    saved = resume_fingerprint(build(*TINY))
-    check_same(
-        json.loads(json.dumps(saved)), resume_fingerprint(build(*TINY, "total_env_steps=1e6", "eval.num_episodes=3"))
-    )
+    saved = fingerprint(*TINY)
+    check_same(json.loads(json.dumps(saved)), fingerprint(*TINY, "total_env_steps=1e6", "eval.num_episodes=3"))
     for change, path in [
         ("algo.num_envs=8", "algo.num_envs"),
         ("algo.hp.lr=1e-3", "algo.hp.lr"),
@@ -106,7 +103,7 @@ def test_another_setting_is_refused_by_name(tmp_path):
         with pytest.raises(
             ConfigError, match=rf"^{re.escape(path)}: .*checkpoint.restore=learner.*all\|learner\|params"
         ):
-            check_same(saved, resume_fingerprint(build(*TINY, change) if change != "algo=pqn" else build("algo=pqn")))
+            check_same(saved, fingerprint(*TINY, change) if change != "algo=pqn" else fingerprint("algo=pqn"))
 
 
 def test_found_by_id_or_directory(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from support import SMALL, assert_same, build, rows, saved, train, without_clock
+from support import SMALL, StopAfter, assert_same, build, rows, saved, train, without_clock
 
 from rlexp.loggers import progress
 from rlexp.machine.stop import Stop
@@ -71,18 +71,6 @@ def test_a_pack_that_is_too_large_is_halved(tmp_path, monkeypatch, capsys):
     assert sizes == [4, 2, 2]
     assert "trained in two halves" in capsys.readouterr().out
     assert [e.status for e in manifest.jobs()] == ["finished"] * 4
-
-
-class StopAfter(Stop):
-    """Asks for the end when the trainer looks for the n-th time, once before each chunk."""
-
-    def __init__(self, looks: int):
-        self._looks = looks
-
-    @property
-    def reason(self) -> str | None:
-        self._looks -= 1
-        return "SIGTERM" if self._looks < 0 else None
 
 
 def test_a_member_whose_directory_cannot_be_used_fails_alone(tmp_path, monkeypatch):

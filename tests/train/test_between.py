@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import build, rows, saved, without_clock
+from support import StopAfter, build, rows, saved, without_clock
 
 from rlexp import compose, experiment
 from rlexp.config import ConfigError, Host, Number, schema
@@ -51,21 +51,6 @@ def module(monkeypatch):
     monkeypatch.setitem(sys.modules, "hook_of_the_tests", made)
 
 
-class AfterOneChunk(Stop):
-    """The trainer asks before its first chunk, and after each."""
-
-    asked = 0
-
-    @property
-    def reason(self) -> str | None:
-        self.asked += 1
-        return "a test" if self.asked > 1 else None
-
-    @reason.setter
-    def reason(self, value: str | None) -> None:
-        pass
-
-
 def built(*overrides: str, prune: list[int] | None = None):
     node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK, *overrides])
     if prune is not None:
@@ -95,7 +80,7 @@ def test_members_leave_and_the_others_go_on_with_what_was_changed(tmp_path):
     assert len(set(lrs)) == 4
     # Stopped in between, and gone on with: the same, bit for bit.
     cut = tmp_path / "cut"
-    half = train(cut, prune=[1, 0], seeds=(0, 1, 2), stop=AfterOneChunk())
+    half = train(cut, prune=[1, 0], seeds=(0, 1, 2), stop=StopAfter(1))
     assert [s["status"] for s in half] == ["stopped", "pruned", "stopped"]
     again = train(cut, prune=[1, 0], seeds=(0, 1, 2), resume=Resume(cut / "pack", "all"))
     assert [s["status"] for s in again] == ["pruned", "pruned", "finished"]

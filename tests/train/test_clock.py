@@ -10,7 +10,8 @@ from train import imitation
 
 from rlexp import compose, experiment
 from rlexp.machine.stop import Stop
-from rlexp.train.loop import Member, chunk_end, train_pack
+from rlexp.train.loop import Member, train_pack
+from rlexp.train.schedule import chunk_end
 
 
 @pytest.fixture

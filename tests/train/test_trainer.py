@@ -1,18 +1,19 @@
 """The training loop: chunks, lines, evaluation, NaN, stopping, checkpoints, compilation."""
 
+import itertools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import build, rows, saved, train
+from support import StopAfter, build, rows, saved, train
 
 from rlexp import hints
 from rlexp.algos import common
-from rlexp.machine.stop import Stop
-from rlexp.train import loop, program
-from rlexp.train.loop import Diverged, layout_of
+from rlexp.train import program
+from rlexp.train.loop import Diverged, Resume, layout_of
+from rlexp.types import Mean
 
 TINY = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=16", "network.hidden=[8]", "eval.num_episodes=2")
 
@@ -106,17 +107,10 @@ def test_every_leaf_of_a_run_is_a_strong_nonempty_array():
 def test_compiled_once_resume_included(tmp_path, caplog):
     """init, chunk and evaluate are compiled once each; nothing of a run is compiled while it trains."""
     phases: list[str] = []
-    original = program.trace
 
-    def watched(*args):
-        traced = original(*args)
-
-        def compile_all():
-            compiled = traced.compile()
-            phases.append("compiled")
-            return compiled
-
-        return traced._replace(compile=compile_all)
+    def watched(compiled):
+        phases.append("compiled")
+        return compiled
 
     events: list[str] = []
 
@@ -128,15 +122,14 @@ def test_compiled_once_resume_included(tmp_path, caplog):
 
     monitoring.register_event_duration_secs_listener(count)
     try:
-        loop.program.trace = watched
         overrides = (*TINY, "total_env_steps=640", "eval.every_env_steps=128", "checkpoint.every_updates=4")
-        train(tmp_path, *overrides)
+        train(tmp_path, *overrides, change=watched)
         after_first = len(events)
         phases.clear()
-        train(tmp_path, *overrides, "total_env_steps=1280", resume=loop.Resume(tmp_path / "0", "all"))
+        train(tmp_path, *overrides, "total_env_steps=1280", resume=Resume(tmp_path / "0", "all"), change=watched)
     finally:
-        loop.program.trace = original
         monitoring.unregister_event_duration_listener(count)
+    assert phases == ["compiled"]
     assert after_first == 0, "something was compiled after the programs were"
     assert len(events) == 0, "something was compiled after a resume"
 
@@ -160,20 +153,26 @@ def test_nan_stops_names_the_metric_and_keeps_the_last_good_checkpoint(tmp_path,
     assert checkpoints(tmp_path / "0") == [10]
 
 
-def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
+def from_chunk(number, losses):
+    """A change of the program: from this chunk on, the members' losses are these."""
+
+    def change(compiled):
+        numbers = itertools.count(1)
+
+        def chunk(run, num_updates):
+            run, counted = compiled.chunk(run, num_updates)
+            told = {"loss/value": Mean(np.array(losses), np.ones(len(losses)))}
+            return run, counted | (told if next(numbers) >= number else {})
+
+        return compiled._replace(chunk=chunk)
+
+    return change
+
+
+def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path):
     """The second of two, in the fourth chunk. The other goes on; of the second nothing is written any more."""
-    values, chunks = loop._values, []
-
-    def fourth_is_not_finite(chunk):
-        found = values(chunk)
-        chunks.append(chunk)
-        if len(chunks) >= 5:  # the first is the evaluation before all updates
-            found["loss/value"] = np.array([1.0, np.inf])
-        return found
-
-    monkeypatch.setattr(loop, "_values", fourth_is_not_finite)
     every = ("checkpoint.every_updates=1", "total_env_steps=640", "checkpoint=default")
-    first, second = train(tmp_path, *TINY, *every, seeds=(0, 1))
+    first, second = train(tmp_path, *TINY, *every, seeds=(0, 1), change=from_chunk(4, [1.0, np.inf]))
     assert (first["status"], second["status"]) == ("finished", "failed")
     assert second["error"] == "Diverged: loss/value is not finite at 256 environment steps"
     assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [11, 5]
@@ -183,11 +182,11 @@ def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path, monkeyp
     assert not (tmp_path / "1/checkpoints/pack.json").exists()
 
 
-def test_only_sound_chunks_are_checkpointed(tmp_path, monkeypatch):
+def test_only_sound_chunks_are_checkpointed(tmp_path):
     """The environment turns bad after a while: checkpoints before stay, none is made after."""
-    monkeypatch.setattr(loop, "_values", _bad_after(20, loop._values))
+    every = ("checkpoint.every_updates=10", "eval.every_env_steps=null")
     with pytest.raises(Diverged, match="loss/value"):
-        train(tmp_path, *TINY, "total_env_steps=6400", "checkpoint.every_updates=10", "eval.every_env_steps=null")
+        train(tmp_path, *TINY, "total_env_steps=6400", *every, change=from_chunk(3, [np.inf]))
     assert checkpoints(tmp_path / "0") == [10, 20]
 
 
@@ -196,29 +195,8 @@ def checkpoints(run_dir):
     return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdecimal())
 
 
-def _bad_after(update, real):
-    def values(chunk):
-        out = real(chunk)
-        return out | {"loss/value": np.full(1, np.inf)} if chunk.update > update else out
-
-    return values
-
-
 def test_a_stop_saves_at_the_end_of_a_chunk(tmp_path):
-
-    class AfterThree(Stop):
-        asked = 0
-
-        @property
-        def reason(self):
-            self.asked += 1
-            return "SIGTERM" if self.asked > 3 else None
-
-        @reason.setter
-        def reason(self, value):
-            pass
-
-    (summary,) = train(tmp_path, *TINY, "total_env_steps=6400", "eval.every_env_steps=640", stop=AfterThree())
+    (summary,) = train(tmp_path, *TINY, "total_env_steps=6400", "eval.every_env_steps=640", stop=StopAfter(3))
     assert summary["status"] == "stopped"
     assert summary["env_steps"] == 640 * 3
     assert (tmp_path / "0/checkpoints/30").exists()

@@ -1,0 +1,68 @@
+"""From what a chunk has counted on the device to metric lines, one for each member."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlexp.experiment import Experiment
+from rlexp.loggers import Row
+from rlexp.train.evaluate import Episodes, episode_means
+from rlexp.types import Mean, Metrics
+
+Values = dict[str, np.ndarray]  # {metric: float64 [members]}; NaN where nothing was counted, inf where it is not finite
+
+
+class Chunk(NamedTuple):
+    """A chunk that was dispatched, and whose metrics may still be on the device."""
+
+    update: int  # at its end
+    num_updates: int
+    metrics: Metrics
+    episodes: Episodes | None  # of the evaluation at its end; of one without updates, before the first
+
+
+def values(chunk: Chunk) -> Values:
+    """Of a chunk whose metrics were fetched; evaluation first."""
+    found = episode_means(chunk.episodes) if chunk.episodes is not None else {}
+    found = {name: np.where(np.isfinite(x), x, np.inf) for name, x in found.items()}
+    return found | {name: mean(metric) for name, metric in sorted(chunk.metrics.items(), key=_section)}
+
+
+def speed(chunk: Chunk, experiment: Experiment, num_members: int, seconds: float) -> Values:
+    """How long a chunk took; nothing of an evaluation before the first update."""
+    if not chunk.num_updates:
+        return {}
+    rate = chunk.num_updates * experiment.env_steps_per_update / seconds
+    found = {"throughput/env_steps_per_second": rate, "time/chunk_s": seconds}
+    return {name: np.full(num_members, x) for name, x in found.items()}
+
+
+def rows(values: Values, num_members: int, *, env_steps: int, wall_s: float) -> list[Row]:
+    """The line of each member, with null for what is no finite number."""
+    when: Row = {"env_steps": env_steps, "wall_s": wall_s}
+    return [when | {name: _finite_or_none(x[i]) for name, x in values.items()} for i in range(num_members)]
+
+
+def not_finite(values: Values) -> dict[int, str]:
+    """{member: the first of its metrics that is not finite}."""
+    found: dict[int, str] = {}
+    for name, value in values.items():
+        for i in np.flatnonzero(np.isinf(value)):
+            found.setdefault(int(i), name)
+    return found
+
+
+def mean(metric: Mean) -> np.ndarray:
+    """Sum over count of each member, float64; NaN where nothing was counted, inf where the sum is not finite."""
+    total, count = np.asarray(metric.sum, np.float64), np.asarray(metric.count, np.float64)
+    average = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return np.where(np.isfinite(total) & np.isfinite(count), average, np.inf)
+
+
+def _section(item: tuple[str, Any]) -> tuple[int, str]:
+    order = {"train": 0, "loss": 1, "env": 2}
+    return order.get(item[0].split("/")[0], 3), item[0]
+
+
+def _finite_or_none(x: float) -> float | None:
+    return float(x) if np.isfinite(x) else None

@@ -1,0 +1,174 @@
+"""The checkpoints of a pack: what it starts from, what it saves, and what members take along when they leave it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.config import ConfigError
+from rlexp.experiment import Experiment
+from rlexp.sameness import resume_fingerprint
+from rlexp.storage import store
+from rlexp.train import schedule
+from rlexp.train.between import Leave
+from rlexp.train.members import Pack
+from rlexp.train.program import Run, Traced, stacked_settings
+
+
+class Resume(NamedTuple):
+    """The run directory whose checkpoint to start from."""
+
+    dir: Path
+    what: str  # all: go on where it was; learner or params: start anew with what it learnt
+
+
+def restore(resume: Resume | None, lead: Experiment, traced: Traced, warn: Callable[[str], None]) -> Any:
+    """The newest sound checkpoint (`checkpoint.Restored`), if training goes on from one; else None."""
+    if resume is None or resume.what != "all":
+        return None
+    where, settings = store.checkpoints(resume.dir), traced.settings()
+    found = lead.part("checkpoint").restore(where, traced.abstract_run, warn=warn, settings=settings)
+    return found and found._replace(run=_with_total(found.run, lead))
+
+
+def take_learnt(resume: Resume | None, lead: Experiment, run: Run, warn: Callable[[str], None]) -> Run:
+    """A fresh Run, with what another run has learnt if training starts from that."""
+    if resume is None or resume.what == "all":
+        return run
+    where = store.checkpoints(resume.dir)
+    found = lead.part("checkpoint").restore_into(where, run, what=resume.what, warn=warn)
+    return found.run if found else run
+
+
+def _with_total(run: Run, experiment: Experiment) -> Run:
+    """A continued run may have a new total, which schedules read from hp."""
+    hp = run.state.hp
+    total = np.full_like(hp["total_updates"], experiment.hp["total_updates"])
+    hp = hp | {"total_updates": jax.device_put(total, hp["total_updates"].sharding)}
+    return run._replace(state=run.state._replace(hp=hp))
+
+
+class Saves:
+    """Saves the pack in one directory. A member that leaves it takes a checkpoint of its own along, and so do all at the end."""
+
+    def __init__(self, pack: Pack, traced: Traced, directory: Path, *, update: int, began: float):
+        """Opens the directory for writing. Raises OSError.
+
+        Args:
+          update: where training starts.
+          began: the `perf_counter()` since which the run has been training, earlier processes counted in.
+        """
+        self._pack, self._directory, self._began = pack, directory, began
+        self._config, self._checkpoint = pack.lead.config.checkpoint, pack.lead.part("checkpoint")
+        self._abstract_part = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), traced.abstract_run
+        )
+        self._num_devices = jax.tree.leaves(traced.abstract_run)[0].sharding.num_devices
+        self._fingerprints = [
+            {"run_id": run_id, "fingerprint": resume_fingerprint(e.config, e.modules, e.num_shards)}
+            for e, _, run_id in pack.members
+        ]
+        self._writer = self._checkpoint.make(self._config, store.checkpoints(directory))
+        self.update, self._saved = update, time.perf_counter()  # of the last save
+        self.wait, self.close = self._writer.wait, self._writer.close
+
+    def point_here(self) -> None:
+        """Makes the checkpoints of the pack those of its members too."""
+        for i in self._pack.going():
+            if self._pack.members[i].dir != self._directory:
+                try:
+                    here = store.checkpoints(self._directory)
+                    self._checkpoint.point_to_pack(self._config, self._folder(i), here, i)
+                except OSError as error:
+                    self.drop(i, error)
+
+    def due(self, update: int) -> bool:
+        """Whether it is time to save, by the clock of this process if there is no other measure."""
+        return schedule.checkpoint_due(self._config, update, time.perf_counter() - self._saved)
+
+    def save(self, update: int, run: Run) -> None:
+        """Saves the pack as it is, in the background. It must have been seen to be sound. Raises OSError."""
+        for i in self._pack.going():
+            try:
+                self._pack.loggers[i].sync()  # no checkpoint without the lines before it
+            except OSError as error:
+                self.drop(i, error)
+        known = [x for x in self._pack.objectives if x is not None]
+        self._writer.save(update, run, self._meta(update), float(np.mean(known)) if known else None)
+        self.update, self._saved = update, time.perf_counter()
+
+    def drop(self, i: int, error: Exception) -> None:
+        """Takes a member out that failed, with its last good checkpoint; raises the error where nobody is left."""
+        self._pack.fail(i, error)
+        folder = self._folder(i)
+        self.wait()
+        with contextlib.suppress(OSError, ConfigError):  # its disk is full, perhaps
+            settings = jax.tree.map(jnp.asarray, stacked_settings([self._pack.members[i].experiment]))
+            warn = self._pack.progress.warn
+            good = self._checkpoint.restore(folder, self._abstract_part, warn=warn, settings=settings)
+            self._checkpoint.leave_pack(folder)  # which saves this member's numbers from now on too
+            if good is not None:
+                objective = self._pack.objectives[i]
+                self._checkpoint.put(self._config, folder, good.update, good.run, good.meta, objective)
+
+    def let_leave(self, how: Mapping[int, Leave], update: int, run: Run) -> None:
+        """Takes members out that have not failed, as they are now."""
+        pack = self._pack
+        whole = _on_host(run) if how and not pack.alone else run
+        for i in sorted(how.keys() & set(pack.going())):
+            pack.end(i, how[i], pack.lead.env_steps(update))
+            if not pack.alone:
+                self._put_part(i, update, whole)
+
+    def split(self, update: int, run: Run) -> None:
+        """At the end: those that are trained still get their parts."""
+        if self._directory != self._pack.members[0].dir and self._config.enabled:
+            whole = _on_host(run)  # once: each slice of what is spread over devices would be a program of its own
+            for i in self._pack.going():
+                self._put_part(i, update, whole)
+
+    def _put_part(self, i: int, update: int, whole: Run) -> None:
+        pack = self._pack
+        part = jax.tree.map(lambda x: x[i : i + 1], whole)
+        alone = {"objectives": [pack.objectives[i]], "members": [self._fingerprints[i]], "failed": {}}
+        meta = self._meta(update) | alone | {"ended": {0: pack.ended[i]} if i in pack.ended else {}}
+        try:
+            pack.loggers[i].sync()
+            self._checkpoint.put(self._config, self._folder(i), update, part, meta, pack.objectives[i])
+        except OSError as error:
+            self.drop(i, error)
+
+    def _meta(self, update: int) -> dict[str, Any]:
+        """What is saved beside the arrays."""
+        lead = self._pack.lead
+        return {
+            "update": update,
+            "env_steps": lead.env_steps(update),
+            "wall_s": time.perf_counter() - self._began,
+            "objectives": self._pack.objectives,
+            "total_updates": lead.total_updates,
+            "num_shards": lead.num_shards,
+            "members": self._fingerprints,
+            "failed": self._pack.failed,
+            "ended": self._pack.ended,
+            "pack_devices": self._num_devices,
+        }
+
+    def _folder(self, i: int) -> Any:
+        """Where a member's own checkpoints lie."""
+        return store.checkpoints(self._pack.members[i].dir)
+
+
+def _on_host(run: Run) -> Run:
+    """As NumPy arrays, which are saved in two thirds of the time; keys have no such form, and go to one device."""
+
+    def fetch(x: jax.Array) -> jax.Array | np.ndarray:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return jax.device_put(x, jax.local_devices()[0]) if is_key else np.asarray(x)
+
+    return jax.tree.map(fetch, run)
