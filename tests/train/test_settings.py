@@ -16,7 +16,8 @@ from rlexp.config import ConfigError
 from rlexp.storage import checkpoint
 from rlexp.sweep.packing import Job, packs
 from rlexp.train.loop import layout_of
-from rlexp.train.program import Run, mean, trace
+from rlexp.train.metrics import mean
+from rlexp.train.program import Run, trace
 from rlexp.types import Settings
 
 PARTS = ("env=probe/action_reward", "logger=quiet", "algo.num_envs=4", "algo.num_steps=8", "algo.num_minibatches=1")
