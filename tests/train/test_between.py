@@ -13,6 +13,7 @@ from support import StopAfter, build, rows, saved, without_clock
 from rlexp import compose, experiment
 from rlexp.config import ConfigError, Host, Number, schema
 from rlexp.machine.stop import Stop
+from rlexp.storage import checkpoint, store
 from rlexp.train.between import Between, Leave
 from rlexp.train.loop import Member, Resume, train_pack
 
@@ -82,6 +83,8 @@ def test_members_leave_and_the_others_go_on_with_what_was_changed(tmp_path):
     cut = tmp_path / "cut"
     half = train(cut, prune=[1, 0], seeds=(0, 1, 2), stop=StopAfter(1))
     assert [s["status"] for s in half] == ["stopped", "pruned", "stopped"]
+    of_one = checkpoint.latest_meta(store.checkpoints(cut / "0"))
+    assert of_one is not None and of_one["ended"] == {}  # it would not be asked whether it has what it is to have
     again = train(cut, prune=[1, 0], seeds=(0, 1, 2), resume=Resume(cut / "pack", "all"))
     assert [s["status"] for s in again] == ["pruned", "pruned", "finished"]
     for i in range(3):

@@ -63,9 +63,9 @@ class Found(NamedTuple):
         meta = read_meta(self.step)["meta"]
         if self.member is None:
             return meta
-        i, why = self.member, meta["failed"].get(str(self.member))
-        alone = {"members": meta["members"][i : i + 1], "objectives": meta["objectives"][i : i + 1]}
-        return meta | alone | {"failed": {"0": why} if why else {}}
+        each = {key: meta[key][self.member : self.member + 1] for key in ("members", "objectives")}
+        out = {key: meta.get(key, {}).get(str(self.member)) for key in ("failed", "ended")}
+        return meta | each | {key: {"0": how} if how else {} for key, how in out.items()}
 
 
 def candidates(directory: AnyPath) -> list[Found]:
