@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlexp import commands, compose, endings
 from rlexp.config import Config, ConfigError, as_read, load_module, parse
 from rlexp.storage import rundir, store
-from rlexp.sweep.manifest import JobFailed, Rehearsed
+from rlexp.sweep.manifest import Detached, JobFailed, Rehearsed
 
 
 class Job(NamedTuple):
@@ -144,7 +144,7 @@ def main() -> None:
             for line in compose.doubled(overrides):
                 endings.say(f"rlexp: {line}")
             (submit if experiment.part("launcher").SUBMITS else run)(job, experiment)
-    except Rehearsed:
+    except (Detached, Rehearsed):
         pass
     except Exception as error:
         if distributed := sys.modules.get("rlexp.machine.distributed"):

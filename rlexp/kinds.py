@@ -16,7 +16,7 @@ class Module(Protocol):
 
 
 class Launcher(Module, Protocol):
-    """Runs the jobs of a sweep. `make(config)` gives what trains packs (`rlexp.sweep.supervise.Run`)."""
+    """Runs the jobs of a sweep. `make(config)` gives what trains packs (`rlexp.sweep.launcher.Launch`)."""
 
     SUBMITS: bool  # whether a job without -m is run by it too
     elsewhere: Callable[

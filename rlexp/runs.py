@@ -16,7 +16,7 @@ from rlexp import compose
 from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
 from rlexp.storage import rundir
-from rlexp.sweep.manifest import NAME, JobFailed, Manifest
+from rlexp.sweep.manifest import NAME, Detached, JobFailed, Manifest
 
 Given = str | Sequence[str] | Mapping[str, Any]
 
@@ -26,7 +26,7 @@ class Result(NamedTuple):
 
     dir: Path
     id: str | None  # in its directory and in W&B; None where it never began
-    status: str  # finished, stopped or failed; of a sweep's job also pending
+    status: str  # finished, stopped or failed; of what was submitted, or is a sweep's job, also pending
     objective: float | None  # the last eval/return_mean
     summary: dict[str, Any]  # summary.json
     overrides: list[str]
@@ -71,13 +71,15 @@ def train(*overrides: Given, config_dir: str | Path | None = None, **keys: Any) 
         job, experiment = cli.check(given)
         if experiment.part("launcher").SUBMITS:
             try:
-                cli.submit(job, experiment)
+                with contextlib.suppress(Detached):
+                    cli.submit(job, experiment)
             finally:
                 _disown(job.run_dir)
         else:
             cli.run(job, experiment)
     summary = rundir.read_json(job.run_dir / "summary.json") or {}
-    status, objective = summary.get("status", "finished"), summary.get("objective")
+    known = Manifest(job.run_dir).jobs()[0].status if experiment.part("launcher").SUBMITS else "finished"
+    status, objective = summary.get("status", known), summary.get("objective")
     return Result(job.run_dir, rundir.id_of(job.run_dir), status, objective, summary, job.overrides)
 
 
@@ -101,7 +103,7 @@ def sweep(*overrides: Given, config_dir: str | Path | None = None, **keys: Any) 
     _, place = compose.compose_node([f"hydra.run.dir={place}"])  # without its quotes
     directory = Path(place).absolute()
     try:
-        with _as_command(["-m", *given]), contextlib.suppress(JobFailed):
+        with _as_command(["-m", *given]), contextlib.suppress(JobFailed, Detached):
             cli.sweep(given)
     finally:
         _disown(directory)

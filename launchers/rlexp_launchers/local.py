@@ -6,32 +6,26 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Self
 
-from rlexp.config import ConfigError, Count, CountOrZero, Host, schema
+from rlexp.config import ConfigError, Count, Host, schema
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sweep import worker
+from rlexp.sweep.launcher import Launch, LauncherConfig, run_packs, unfinished_packs
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.packing import Job, Pack
-from rlexp.sweep.supervise import Ended, Run, caught_up, show, supervise
+from rlexp.sweep.packing import Job
+from rlexp.sweep.supervise import Ended
 from rlexp.sweep.worker import Task
 
 SUBMITS = False  # a job without -m runs in the process that was started
 
 
 @schema
-class Config:
+class Config(LauncherConfig):
     """How the jobs of `-m` are run."""
 
-    module: Host[str]
-    pack: Host[Pack]
-    """auto trains jobs that differ in traced fields only as one program; off trains each alone; require refuses a job that
-    shares its program with no other."""
-    max_pack: Host[Count | None]
-    """At most so many jobs in one program; null: all."""
     workers: Host[Count | None]
     """Processes that train packs side by side, each on its own GPUs where the profile is of GPUs; null: this process."""
-    retries: Host[CountOrZero]
-    """How often a worker that died (kill -9, out of memory on the host) is started again, from its pack's checkpoint."""
 
 
 def elsewhere(config: Config) -> bool:
@@ -39,32 +33,37 @@ def elsewhere(config: Config) -> bool:
     return config.workers is not None
 
 
-def make(config: Config) -> Run:
+def make(config: Config) -> Launch:
     """Trains packs; the manifest says how each job ended. A signal stops the packs that train, and starts no other."""
 
-    def run(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
-        from rlexp.sweep.packs import Programs, train, unfinished  # JAX is imported only now
-
+    def launch(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
         worker.wait_for_others(sweep_dir)
-        over = caught_up(over, sweep_dir, manifest)
-        left = [pack for pack in (unfinished(whole, sweep_dir, over) for whole in packs) if pack]
-        with stop_on_signals() as stop:
-            if config.workers is None:
-                programs = Programs()
-                for number, pack in enumerate(left, 1):
-                    if stop.reason is None:
-                        jobs = f"job {pack[0].number}" if len(pack) == 1 else f"{len(pack)} jobs in one program"
-                        print(f"{number} of {len(left)}: {jobs}", flush=True)
-                        train(pack, sweep_dir, manifest, stop=stop, programs=programs)
-            elif left:
-                tasks = [worker.write(pack, sweep_dir, manifest) for pack in left]
-                workers = _Workers(config.workers, _gpus(config.workers, left[0][0]))
-                try:
-                    supervise(tasks, manifest, workers, retries=config.retries, stop=stop, show=show)
-                finally:
-                    workers.stop()
+        if config.workers is None:
+            _train_here(unfinished_packs(packs, over, sweep_dir, manifest, mode=config.pack), sweep_dir, manifest)
+        else:
+            run_packs(packs, over, sweep_dir, manifest, config=config, backend=workers)
 
-    return run
+    def workers(tasks: Sequence[Task]) -> "_Workers | None":
+        assert config.workers is not None
+        if not tasks:
+            return None
+        lead, *_ = worker.read(tasks[0].sweep_dir, tasks[0].name)
+        return _Workers(config.workers, _gpus(config.workers, lead))
+
+    return launch
+
+
+def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manifest) -> None:
+    """One after the other, in this process."""
+    from rlexp.sweep.packs import Programs, train  # JAX is imported only now
+
+    with stop_on_signals() as stop:
+        programs = Programs()
+        for number, pack in enumerate(packs, 1):
+            if stop.reason is None:
+                jobs = f"job {pack[0].number}" if len(pack) == 1 else f"{len(pack)} jobs in one program"
+                print(f"{number} of {len(packs)}: {jobs}", flush=True)
+                train(pack, sweep_dir, manifest, stop=stop, programs=programs)
 
 
 def cancel(manifest: Manifest) -> None:
@@ -79,6 +78,12 @@ class _Workers:
         self._free = list(range(number))
         self._gpus = gpus  # of each worker; none: no GPUs
         self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self, waiting: Sequence[Task]) -> Sequence[Task]:
         begun = waiting[: len(self._free)]

@@ -12,16 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, schema
-from rlexp.machine.stop import stop_on_signals
 from rlexp.storage import rundir
 from rlexp.sweep import worker
-from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.packing import Job, Pack, apart, name
-from rlexp.sweep.supervise import Ended, Run, Why, caught_up, show, supervise
+from rlexp.sweep.launcher import Launch, LauncherConfig, run_packs
+from rlexp.sweep.manifest import Detached, Manifest
+from rlexp.sweep.packing import Job
+from rlexp.sweep.supervise import Backend, Ended, Why
 from rlexp.sweep.worker import Task
 from rlexp_launchers import slurm_queue, slurm_sbatch
 from rlexp_launchers.slurm_rehearsal import Rehearsal
@@ -34,18 +35,11 @@ _NAMED_AT_ONCE = 100  # tasks of an array: one that has a name of its own is a j
 
 
 @schema
-class Config:
+class Config(LauncherConfig):
     """How the jobs of `-m`, or the one job without it, are run on a Slurm cluster."""
 
-    module: Host[str]
-    pack: Host[Pack]
-    """As in launcher=local."""
-    max_pack: Host[Count | None]
-    """At most so many jobs in one program; null: all."""
-    retries: Host[CountOrZero]
-    """How often a pack whose Slurm job died (FAILED, OUT_OF_MEMORY) is submitted again; it goes on from its checkpoint."""
     preemptions: Host[CountOrZero] = 50
-    """How often one whose job Slurm ended (TIMEOUT, PREEMPTED, NODE_FAIL). A pack that saved in time is requeued beside this."""
+    """How often a pack whose job Slurm ended (TIMEOUT, PREEMPTED, NODE_FAIL). A pack that saved in time is requeued beside this."""
     detach: Host[Flag]
     """Submit and exit. `python -m rlexp.sweep status` looks, `resume` waits for the end."""
     rehearse: Host[Flag] = False
@@ -102,35 +96,40 @@ def elsewhere(config: Config) -> bool:
     return True
 
 
-def make(config: Config) -> Run:
+def make(config: Config) -> Launch:
     """Submits packs and waits for them; the manifest says how each job ended. Raises ConfigError."""
     slurm_sbatch.check(config)
     if not config.rehearse:
         _needs("sbatch", "squeue", "srun", "scontrol")
 
-    def run(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
-        from rlexp.sweep.packs import unfinished  # JAX is imported only now
-
+    def launch(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
         if config.rehearse:
             worker.wait_for_others(sweep_dir)
-        over = caught_up(over, sweep_dir, manifest)
-        cluster = _Cluster(config, sweep_dir, manifest)
-        attached = set() if config.rehearse else cluster.attach()
-        tasks = []
-        for whole in (part for pack in packs for part in apart(pack, _nodes(config, pack[0]), config.pack)):
-            if pack := unfinished(whole, sweep_dir, over):
-                known = Task(sweep_dir, name(pack), [job.number for job in pack])
-                tasks.append(known if known.name in attached else worker.write(pack, sweep_dir, manifest))
-        if config.detach and not config.rehearse:
-            cluster.start(tasks)
-            print(f"submitted; look with: python -m rlexp.sweep status {sweep_dir}", flush=True)
-            sys.exit(0)
-        backend = Rehearsal(config, _nodes_of(config), _python(config)) if config.rehearse else cluster
-        with stop_on_signals(hangup=False) as stop:
-            budgets = {"retries": config.retries, "preemptions": config.preemptions}
-            supervise(tasks, manifest, backend, **budgets, stop=stop, show=show)
+        nodes, cluster = _nodes_of(config), _Cluster(config, sweep_dir, manifest)
 
-    return run
+        def backend(tasks: Sequence[Task]) -> AbstractContextManager[Backend]:
+            if config.rehearse:
+                return nullcontext(Rehearsal(config, nodes, _python(config)))
+            if config.detach:
+                cluster.start(tasks)
+                print(f"submitted; look with: python -m rlexp.sweep status {sweep_dir}", flush=True)
+                raise Detached
+            return nullcontext(cluster)
+
+        run_packs(
+            packs,
+            over,
+            sweep_dir,
+            manifest,
+            config=config,
+            backend=backend,
+            hosts=lambda job: _nodes(config, job),
+            running=set if config.rehearse else cluster.attach,
+            preemptions=config.preemptions,
+            hangup=False,  # the jobs do not need this process
+        )
+
+    return launch
 
 
 def alive(manifest: Manifest) -> dict[str, str]:

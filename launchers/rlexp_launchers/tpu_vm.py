@@ -9,20 +9,20 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from rlexp.config import Config as Whole
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, NonNegative, Positive, schema
 from rlexp.loggers.wandb import find_key
-from rlexp.machine.stop import stop_on_signals
 from rlexp.storage import rundir, store
 from rlexp.sweep import worker
+from rlexp.sweep.launcher import Launch, LauncherConfig, run_packs
 from rlexp.sweep.manifest import JobFailed, Manifest, Rehearsed
-from rlexp.sweep.packing import Job, Pack, apart, name
-from rlexp.sweep.supervise import Run, caught_up, show, supervise
+from rlexp.sweep.packing import Job
 from rlexp.sweep.worker import Task
 from rlexp_launchers import rehearsal, tarball
 from rlexp_launchers.gcloud import Ask, Gcloud
@@ -37,16 +37,9 @@ _CORES = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2}  # of a chip, which the names of 
 
 
 @schema
-class Config:
+class Config(LauncherConfig):
     """How the jobs of `-m`, or the one job without it, are run on TPU VMs."""
 
-    module: Host[str]
-    pack: Host[Pack]
-    """As in launcher=local. Over several hosts each job trains alone."""
-    max_pack: Host[Count | None]
-    """At most so many jobs in one program; null: all."""
-    retries: Host[CountOrZero]
-    """How often a pack whose process failed is started again; it goes on from its checkpoint."""
     preemptions: Host[CountOrZero]
     """How often a pack may lose its slice, which is another budget. A failure beside a preemption is one."""
     pool: Host[Count]
@@ -107,12 +100,10 @@ def elsewhere(config: Config) -> bool:
     return True
 
 
-def make(config: Config) -> Run:
+def make(config: Config) -> Launch:
     """Trains packs on slices; the manifest says how each job ended."""
 
-    def run(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
-        from rlexp.sweep.packs import unfinished  # JAX is imported only now
-
+    def launch(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
         url = _check_store(packs, sweep_dir)
         gcloud = Gcloud(config.project, config.zone, dry_run=config.dry_run)
         where = {"zone": config.zone, "project": config.project, "queued": config.queued, "save_s": config.save_s}
@@ -123,55 +114,74 @@ def make(config: Config) -> Run:
             gcloud.check()
             # Slices elsewhere, of an earlier process: what trained there goes on here.
             _end(manifest, lambda fact: any(fact[key] != where[key] for key in ("zone", "project", "queued")))
-        over = caught_up(over, sweep_dir, manifest)
-        attached = {fact["task"] for fact in manifest.recall_all(FACT).values() if fact["task"]}
-        tasks, kinds = [], dict[str, Kind]()
-        for whole in (part for pack in packs for part in apart(pack, pack[0].config.hardware.hosts, config.pack)):
-            if pack := unfinished(whole, sweep_dir, over):
-                task = Task(sweep_dir, name(pack), [job.number for job in pack])
-                kinds[task.name] = _kind(config, pack[0].config)
-                if not config.dry_run:
-                    if task.name in attached:
-                        worker.write_code(pack, task)  # of its next start, which may be of newer code than this one
-                    else:
-                        worker.write(pack, sweep_dir, manifest)
-                    store.push_file(task.file)
-                tasks.append(task)
-        modules = {module for pack in packs for job in pack for module in job.modules.values()}
-        if not tasks:
-            if not config.dry_run:
-                cancel(manifest)  # slices of an earlier process, which have nothing left to do
-            return
-        code = tarball.make(sweep_dir / worker.FOLDER, modules, install=config.install)
-        label = manifest.recall("tpu label") or rundir.new_id()
-        manifest.remember("tpu label", label)
-        setting = _setting(
-            config, gcloud, sweep_dir, code, url, flags=flags, where=where, label=label, alone=len(tasks) == 1
-        )
-        prefix = config.name or manifest.recall("tpu name") or f"rlexp-{label}"
-        manifest.remember("tpu name", prefix)
-        if config.dry_run:
-            rehearsal.show(setting, tasks, kinds, [f"{prefix}-{i}" for i in range(config.pool)])
-            raise Rehearsed
-        with stop_on_signals() as stop:
-            pool = Pool(config.pool, prefix, kinds, setting, manifest, max_hours=config.max_cost_hours)
-            refused: ConfigError | None = None
-            try:
-                supervise(tasks, manifest, pool, retries=config.retries, stop=stop, show=show)
-            except ConfigError as error:
-                refused = error
-            finally:
-                pool.close()
-                for task in tasks:  # what they said while they saved
-                    manifest.fold(task.journal)
-        if left := manifest.recall_all(FACT):  # the directory must stay: nothing else knows them
-            raise JobFailed(
-                f"launcher: {' '.join(left)} could not be deleted, and may go on costing; python -m rlexp.sweep cancel {sweep_dir}"
-            ) from refused
-        if refused is not None:
-            raise refused
+        kinds = dict[str, Kind]()
 
-    return run
+        def running() -> set[str]:
+            return {fact["task"] for fact in manifest.recall_all(FACT).values() if fact["task"]}
+
+        def write(pack: Sequence[Job], task: Task, trains: bool) -> None:
+            kinds[task.name] = _kind(config, pack[0].config)
+            if config.dry_run:
+                return
+            if trains:
+                worker.write_code(pack, task)  # of its next start, which may be of newer code than this one
+            else:
+                worker.write(pack, sweep_dir, manifest)
+            store.push_file(task.file)
+
+        def backend(tasks: Sequence[Task]) -> AbstractContextManager[Pool] | None:
+            if not tasks:
+                if not config.dry_run:
+                    cancel(manifest)  # slices of an earlier process, which have nothing left to do
+                return None
+            modules = {module for pack in packs for job in pack for module in job.modules.values()}
+            code = tarball.make(sweep_dir / worker.FOLDER, modules, install=config.install)
+            label = manifest.recall("tpu label") or rundir.new_id()
+            manifest.remember("tpu label", label)
+            setting = _setting(
+                config, gcloud, sweep_dir, code, url, flags=flags, where=where, label=label, alone=len(tasks) == 1
+            )
+            prefix = config.name or manifest.recall("tpu name") or f"rlexp-{label}"
+            manifest.remember("tpu name", prefix)
+            if config.dry_run:
+                rehearsal.show(setting, tasks, kinds, [f"{prefix}-{i}" for i in range(config.pool)])
+                raise Rehearsed
+            pool = Pool(config.pool, prefix, kinds, setting, manifest, max_hours=config.max_cost_hours)
+            return _closed(pool, tasks, sweep_dir, manifest)
+
+        run_packs(
+            packs,
+            over,
+            sweep_dir,
+            manifest,
+            config=config,
+            backend=backend,
+            hosts=lambda job: job.config.hardware.hosts,
+            running=running,
+            write=write,
+        )
+
+    return launch
+
+
+@contextmanager
+def _closed(pool: Pool, tasks: Sequence[Task], sweep_dir: Path, manifest: Manifest) -> Iterator[Pool]:
+    """Deletes the slices at the end. Raises JobFailed for those that could not be."""
+    refused: ConfigError | None = None
+    try:
+        yield pool
+    except ConfigError as error:
+        refused = error
+    finally:
+        pool.close()
+        for task in tasks:  # what they said while they saved
+            manifest.fold(task.journal)
+    if left := manifest.recall_all(FACT):  # the directory must stay: nothing else knows them
+        raise JobFailed(
+            f"launcher: {' '.join(left)} could not be deleted, and may go on costing; python -m rlexp.sweep cancel {sweep_dir}"
+        ) from refused
+    if refused is not None:
+        raise refused
 
 
 def cancel(manifest: Manifest) -> None:

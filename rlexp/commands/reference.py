@@ -116,7 +116,7 @@ def _top() -> list[Key]:
 
 
 def _keys(cls: type, node: Mapping[str, Any], prefix: str, path: str) -> Iterator[Key]:
-    described = TypeAdapter(cls).json_schema()["properties"]
+    docs = _docs(cls)
     hints, plain = get_type_hints(cls, include_extras=True), get_type_hints(cls)
     for field in dataclasses.fields(cls):
         name = key_of(field)
@@ -134,9 +134,18 @@ def _keys(cls: type, node: Mapping[str, Any], prefix: str, path: str) -> Iterato
                 _type(hints[field.name]),
                 _values(hints[field.name]),
                 default,
-                " ".join(str(described[name].get("description", "")).split()),
+                docs.get(name, ""),
                 _kind(f"{path}.{name}", hints[field.name]),
             )
+
+
+def _docs(cls: type) -> dict[str, str]:
+    """{key: its doc}. Pydantic finds those that stand in the class itself, not in the one that it builds on."""
+    found = {}
+    for base in (base for base in reversed(cls.__mro__) if "__dataclass_fields__" in vars(base)):
+        described = TypeAdapter(base).json_schema()["properties"]
+        found |= {key: " ".join(one["description"].split()) for key, one in described.items() if "description" in one}
+    return found
 
 
 def _kind(path: str, hint: Any) -> str:

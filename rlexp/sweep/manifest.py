@@ -47,6 +47,10 @@ class Rehearsed(Exception):
     """A launcher has printed what it would do, and done none of it."""
 
 
+class Detached(Exception):
+    """A launcher has submitted all there is, and this process is not to wait for it."""
+
+
 class Entry(NamedTuple):
     """One job."""
 

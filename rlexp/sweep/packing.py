@@ -11,7 +11,7 @@ from rlexp.compose import override_key
 from rlexp.config import Config, ConfigError, load_module
 from rlexp.sameness import job_fingerprint, pack_key
 
-Pack = Literal["auto", "off", "require"]
+PackMode = Literal["auto", "off", "require"]
 PACKS = "packs"  # in the sweep's directory: what packs keep while they train
 
 
@@ -38,7 +38,7 @@ def fingerprint(job: Job) -> str:
 
 
 def packs(
-    jobs: Sequence[Job], *, pack: Pack, max_pack: int | None, before: Mapping[int, str] = MappingProxyType({})
+    jobs: Sequence[Job], *, pack: PackMode, max_pack: int | None, before: Mapping[int, str] = MappingProxyType({})
 ) -> list[list[Job]]:
     """The jobs in groups, each of which is one program; both in the order of the jobs.
 
@@ -79,7 +79,7 @@ def _as_before(group: Sequence[Job], before: Mapping[int, str]) -> list[list[Job
     return [whole for its_name, whole in old.items() if name(whole) == its_name]
 
 
-def apart(pack: Sequence[Job], num_processes: int, mode: Pack) -> list[Sequence[Job]]:
+def apart(pack: Sequence[Job], num_processes: int, mode: PackMode) -> list[Sequence[Job]]:
     """Over several processes each job trains alone: members of a pack are results of one process.
 
     Raises:

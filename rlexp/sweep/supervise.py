@@ -9,11 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from rlexp.machine.stop import Stop
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import OVER, Entry, Manifest
-from rlexp.sweep.packing import Job
 from rlexp.sweep.worker import Task
-
-# What a launcher makes of its configuration. Packs, the numbers of jobs that are over, the sweep's directory, its manifest.
-Run = Callable[[Sequence[Sequence[Job]], Collection[int], Path, Manifest], None]
 
 DEATHS = "deaths "  # of the manifest: how often the process of a pack died
 PREEMPTIONS = "preemptions "  # and how often its machine was taken away

@@ -7,9 +7,12 @@ import subprocess
 import types
 from typing import Any
 
+import command_lines
 import pytest
+from command_lines import Line
 from support import QUIET, environment, rlexp_command
 
+import rlexp
 from rlexp import compose
 from rlexp.config import ConfigError, parse
 from rlexp.sweep.manifest import Manifest
@@ -284,3 +287,17 @@ def test_refused_before_anything_is_made(tmp_path, line, said):
     )
     assert done.returncode == 2 and done.stderr.startswith(f"rlexp: launcher{said}"), done.stderr
     assert len(done.stderr.splitlines()) == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_what_is_submitted_and_not_waited_for_ends_nobody_s_process(tmp_path, monkeypatch):
+    submitted: list[Task] = []
+    monkeypatch.setattr(slurm, "_needs", lambda *programs: None)
+    monkeypatch.setattr(slurm._Cluster, "attach", lambda self: set())
+    monkeypatch.setattr(slurm._Cluster, "_submit", lambda self, tasks: submitted.extend(tasks))
+    line = [*QUIET, "launcher=slurm", "launcher.detach=true"]
+    run = rlexp.train(line, {"hydra.run.dir": tmp_path / "run"})
+    sweep = rlexp.sweep(line, {"hydra.sweep.dir": tmp_path / "sweep"}, seed=[1, 2])
+    assert [task.numbers for task in submitted] == [[0], [0, 1]]
+    assert [one.status for one in (run, *sweep.runs)] == ["pending"] * 3
+    assert command_lines.run(Line([*line, "hydra.run.dir=run"]), tmp_path).code == 0
+    assert len(submitted) == 3
