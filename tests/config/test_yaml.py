@@ -92,7 +92,7 @@ def test_every_field_has_a_doc_and_no_default():
     names = set().union(*(_modules(yaml.safe_load(path.read_text())) for path in compose.CONF_DIR.rglob("*.yaml")))
     modules = {load_module(name, "x").Config for name in names}
     for cls in [c for m in [Config, *modules] for c in _configs(m)]:
-        source = inspect.getsource(cls)
+        source = "".join(inspect.getsource(base) for base in cls.__mro__[:-1])
         for field in dataclasses.fields(cls):
             has_default = {field.default, field.default_factory} != {dataclasses.MISSING}
             assert not has_default or field.name in ADDED_LATER, (cls, field.name)
