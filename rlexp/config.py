@@ -24,8 +24,6 @@ from pydantic import (
     ValidationError,
 )
 
-from rlexp import kinds
-
 T = TypeVar("T")
 
 
@@ -275,13 +273,20 @@ def _read_modules(node: Any, path: str, modules: dict[str, str]) -> Any:
     modules[path] = name
     if "module" not in {f.name for f in dataclasses.fields(cls)}:
         del values["module"]
-    return _validate(values, cls, path)
+    from rlexp import kinds  # which is made of the types above
+
+    config = _validate(values, cls, path)
+    if counted_on := kinds.held(path, config):
+        _validate(*counted_on, path)
+    return config
 
 
 def load_module(name: Any, path: str) -> Any:
     """The module that a `module:` key names. Raises ConfigError where there is none, or it lacks what `kinds` says of it."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}.module: {name!r} is not the name of a Python module")
+    from rlexp import kinds  # which is made of the types above
+
     name = kinds.now(name)
     try:
         module = importlib.import_module(name)
@@ -295,6 +300,8 @@ def load_module(name: Any, path: str) -> Any:
         raise ConfigError(f"{path}.module: {name}.Config must be a dataclass")
     if missing := kinds.missing(path, module):
         raise ConfigError(f"{path}.module: {name!r} has no {' and no '.join(missing)}")
+    if misfit := kinds.misfit(path, module):
+        raise ConfigError(f"{path}.module: {name}.{misfit}")
     return module
 
 

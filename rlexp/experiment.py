@@ -1,6 +1,7 @@
 """From a checked configuration to the parts of a run: environment, network, algorithm, source. No device is touched here."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ def build(
         dtype=dtype,
         num_shards=num_shards,
     )
-    sizes = _sizes(config.algo, num_shards)
+    sizes = _sizes(config.algo, num_shards, source_module.make, modules)
 
     def source_of(settings: Settings) -> Source:
         return source_module.make(
@@ -102,6 +103,11 @@ def build(
         )
     hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
     if "lr_scaling" in _fields(config.algo):
+        missing = [name for name in ("num_envs", "base_num_envs") if name not in _fields(config.algo)]
+        if missing := [*missing, *(() if "lr" in hp else ("hp.lr",))]:
+            raise ConfigError(
+                f"algo.lr_scaling: {modules['algo']} has no {' and no '.join(missing)}, which it is made of"
+            )
         hp["lr"] *= _lr_factor(config)
     hp["total_updates"] = float(total_updates)
     return Experiment(
@@ -145,10 +151,20 @@ def _replaced(config: Any, name: str, values: PyTree) -> Any:
     return dataclasses.replace(config, **{name: now})
 
 
-def _sizes(algo: Any, num_shards: int) -> dict[str, int]:
-    """What an algorithm asks of a source that steps environments: how many of one shard, and for how long."""
+def _sizes(algo: Any, num_shards: int, make: Callable, modules: Mapping[str, str]) -> dict[str, int]:
+    """What an algorithm asks of a source that steps environments: how many of one shard, and for how long.
+
+    A source that steps none need not take them. Raises ConfigError for one that does, with an algorithm that does not say.
+    """
     sizes = {"num_envs": lambda: algo.num_envs // num_shards, "num_steps": lambda: algo.num_steps}
-    return {name: size() for name, size in sizes.items() if name in _fields(algo)}
+    parameters = inspect.signature(make).parameters
+    asked = [name for name in sizes if name in parameters and parameters[name].default is inspect.Parameter.empty]
+    if lacking := [name for name in asked if name not in _fields(algo)]:
+        raise ConfigError(
+            f"algo.source.module: {modules['algo.source']} asks for {' and '.join(lacking)}, and {modules['algo']} has no such key"
+        )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {n: size() for n, size in sizes.items() if n in _fields(algo) and (takes_any or n in parameters)}
 
 
 def _fields(config: Any) -> set[str]:
