@@ -10,6 +10,7 @@ import jax
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env
+from rlexp.networks.base import MemoryTorso
 from rlexp.sources.base import Source
 from rlexp.types import EnvSpec, PyTree, Settings
 
@@ -69,10 +70,20 @@ def build(
 
     env = env_of(settings)
     network = load_module(modules["network"], "network")
+
+    def torso_of(spec: EnvSpec, *, memory: bool = False) -> Any:
+        torso = network.make(config.network, observation=spec.observation, dtype=dtype)
+        if isinstance(torso, MemoryTorso) and not memory:
+            raise ConfigError(
+                f"network: {modules['network']} has a memory, with which {modules['algo']} cannot learn; "
+                "take a network without one, such as network=mlp, or an algorithm that can, such as algo=ppo"
+            )
+        return torso
+
     algorithm = load_module(modules["algo"], "algo").make(
         config.algo,
         spec=env.spec,
-        torso_of=lambda spec: network.make(config.network, observation=spec.observation, dtype=dtype),
+        torso_of=torso_of,
         dtype=dtype,
         num_shards=num_shards,
     )

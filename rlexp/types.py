@@ -77,6 +77,7 @@ class Batch(NamedTuple):
     trajectory: Trajectory
     weight: Float[Array, " B"]  # importance weights, 1 unless the replay is prioritised
     ids: PyTree = ()  # the source's own names for the samples, or ()
+    memory: PyTree = ()  # the carry that act() had at the first row, [B, ...]: once for a window; () if memoryless
 
 
 class Settings(NamedTuple):

@@ -1,18 +1,31 @@
 """What an algorithm is: it turns trajectories into a new state, and never knows where they came from."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
 
 from flax import linen as nn
 
+from rlexp.networks.base import MemoryTorso
 from rlexp.types import Batch, EnvSpec, Key, TimeStep, Update
 
 State = Any
 Policy = Any
 Carry = Any
-# The configured network for the observations of a spec, which may be another than the environment's: a critic of
-# actions has them as one more leaf. Called as often as there are networks; parameters are made where they are initialised.
-TorsoOf = Callable[[EnvSpec], nn.Module]
+
+
+@runtime_checkable
+class TorsoOf(Protocol):
+    """The configured network for the observations of a spec, which may be another than the environment's: a critic of
+    actions has them as one more leaf. Called as often as there are networks; parameters are made where they are initialised.
+
+    An algorithm that can learn with a memory asks with `memory=True`, and gets what the configuration names, with one or
+    without. Asked without it, a network with a memory is a ConfigError.
+    """
+
+    @overload
+    def __call__(self, spec: EnvSpec) -> nn.Module: ...
+    @overload
+    def __call__(self, spec: EnvSpec, *, memory: Literal[True]) -> nn.Module | MemoryTorso: ...
 
 
 class Algorithm(NamedTuple):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlexp.config import ConfigError
 from rlexp.ops.distributions import masked
+from rlexp.ops.shuffle import minibatches
 from rlexp.types import Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree
 
 # --- actions ---------------------------------------------------------------------------------------------------------
@@ -110,8 +111,23 @@ def single(x: Array) -> Mean:
     return Mean(x, jnp.ones((), jnp.float32))
 
 
-def epochs_and_minibatches(config: Any, num_shards: int) -> tuple[int, int]:
+def deal(
+    key: Key, rows: PyTree, memory: PyTree, *, whole: bool, num_shards: int, num_minibatches: int
+) -> tuple[PyTree, PyTree]:
+    """Shuffled minibatches of rows [T, B, ...]: (rows [M, N, ...], the memory as it is).
+
+    `whole`: of the windows of whole environments instead, (rows [M, N, T, ...], the memory of each at its first row [M, N, ...]).
+    """
+    if not whole:
+        return minibatches(key, rows, num_shards=num_shards, num_minibatches=num_minibatches), memory
+    windows = jax.tree.map(lambda x: x.swapaxes(0, 1)[None], rows), jax.tree.map(lambda x: x[None], memory)
+    return minibatches(key, windows, num_shards=num_shards, num_minibatches=num_minibatches)
+
+
+def epochs_and_minibatches(config: Any, num_shards: int, *, whole: bool = False) -> tuple[int, int]:
     """(epochs, minibatches) of an update: those of the configuration, or with `keep_minibatch` those that suit num_envs.
+
+    `whole`: minibatches are of the windows of whole environments, since the network has a memory.
 
     Then there are num_envs / base_num_envs times as many minibatches, or the nearest number that divides the rows, and so
     many times fewer epochs, but one. So the size of a minibatch stays, and, as far as that goes, the number of gradient steps.
@@ -119,7 +135,7 @@ def epochs_and_minibatches(config: Any, num_shards: int) -> tuple[int, int]:
     Raises:
       ConfigError: num_minibatches and gradient_accumulation do not divide the rows of a shard.
     """
-    rows = config.num_envs // num_shards * config.num_steps
+    rows = config.num_envs // num_shards * (1 if whole else config.num_steps)
     if config.batch_scaling == "keep_minibatch":
         wanted = config.num_minibatches * config.num_envs / config.base_num_envs
         fitting = [n for n in range(1, rows + 1) if rows % (n * config.gradient_accumulation) == 0]
@@ -132,10 +148,15 @@ def epochs_and_minibatches(config: Any, num_shards: int) -> tuple[int, int]:
         fits = max(
             n for n in range(1, config.num_minibatches + 1) if rows % (n * config.gradient_accumulation) == 0 or n == 1
         )
+        their = f"num_envs {config.num_envs} / {num_shards} shards"
+        what = (
+            f"environments of a shard ({their}), whose windows a network with memory learns whole"
+            if whole
+            else f"rows of a shard ({their} * num_steps {config.num_steps})"
+        )
         raise ConfigError(
             f"algo.num_minibatches: {config.num_minibatches} (times gradient_accumulation "
-            f"{config.gradient_accumulation}) does not divide the {rows} rows of a shard (num_envs {config.num_envs} / "
-            f"{num_shards} shards * num_steps {config.num_steps}); the nearest that fits is {fits}"
+            f"{config.gradient_accumulation}) does not divide the {rows} {what}; the nearest that fits is {fits}"
         )
     return config.num_epochs, config.num_minibatches
 

@@ -10,6 +10,7 @@ are computed anew in the update rather than recorded while acting, which is the 
 rows that belong to no transition (`valid` 0) count nowhere.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -23,12 +24,11 @@ from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.policy import policy_head
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
-from rlexp.networks.base import SharedTrunk
+from rlexp.networks.base import MemoryTorso, SharedTrunk, net
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
 from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
-from rlexp.ops.shuffle import minibatches
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
 
@@ -112,6 +112,7 @@ class Rows(NamedTuple):
     """One row a transition: what the gradient steps read."""
 
     obs: PyTree
+    first: Any  # () without a memory
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
@@ -123,22 +124,25 @@ class Rows(NamedTuple):
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
     pi_head = policy_head(spec)
-    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
     continuous_shape = spec.action.shape if isinstance(spec.action, Continuous) else None
-    torso = torso_of(spec)
-    shared = isinstance(torso, SharedTrunk)
+    torso = torso_of(spec, memory=True)
+    trunk, remembers = net(torso), isinstance(torso, MemoryTorso)
+    shared = isinstance(torso, MemoryTorso | SharedTrunk)
+    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=remembers)
 
     def head(size: int, scale: float) -> nn.Module:
-        return Dense(size, scale, dtype, out_dtype=jnp.float32) if shared else Head(torso, size, scale, dtype)
+        if isinstance(torso, MemoryTorso | SharedTrunk):
+            return Dense(size, scale, dtype, out_dtype=jnp.float32)
+        return Head(torso, size, scale, dtype)
 
     actor, critic = head(pi_head.num_outputs, 0.01), head(1, 1.0)
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
         return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
 
-    def seen(params: PyTree, obs: PyTree) -> Any:
-        """What actor and critic see: features of the torso that they share, or the observation."""
-        return torso.apply(params["trunk"], obs) if shared else obs
+    def seen(look: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: Any) -> tuple[Any, PyTree]:
+        """What actor and critic see: features of the torso that they share, or the observation; and the memory after it."""
+        return look(params["trunk"], memory, obs, first) if shared else (obs, memory)
 
     def distribution(params: PyTree, features: Any, obs: PyTree) -> Any:
         return pi_head.distribution(actor.apply(params["actor"], features), params.get("log_std"), obs)
@@ -161,8 +165,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def init(key: Key, hp: dict[str, jax.Array]) -> State:
         actor_key, critic_key, state_key = jax.random.split(key, 3)
         obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
-        params: dict[str, Any] = {"trunk": torso.init(jax.random.fold_in(actor_key, 1), obs)} if shared else {}
-        features = seen(params, obs)
+        params: dict[str, Any] = {"trunk": trunk.init(jax.random.fold_in(actor_key, 1), obs)} if shared else {}
+        features, _ = seen(trunk.step, params, trunk.carry(1), obs, jnp.ones((1,), bool))
         params |= {"actor": actor.init(actor_key, features), "critic": critic.init(critic_key, features)}
         if pi_head.num_log_stds:
             params["log_std"] = jnp.zeros((pi_head.num_log_stds,), jnp.float32)
@@ -174,18 +178,24 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         acting = {k: v for k, v in state.params.items() if k != "critic"}
         return Policy(acting, state.normaliser, jnp.asarray(explore))
 
-    def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
+    def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, dict]:
         obs = normalise(policy.normaliser, timestep.obs)
-        pi = distribution(policy.params, seen(policy.params, obs), obs)
+        features, carry = seen(trunk.step, policy.params, carry, obs, timestep.first)
+        pi = distribution(policy.params, features, obs)
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         extras = {"log_prob": pi.log_prob(action)}
         if continuous_shape is not None:
             action = action.reshape(*action.shape[:-1], *continuous_shape)
         return action, carry, extras
 
-    def loss(params: PyTree, rows: Rows, hp: dict[str, jax.Array], num_rows: jax.Array) -> tuple[jax.Array, dict]:
+    def loss(
+        params: PyTree, part: tuple[Rows, PyTree], hp: dict[str, jax.Array], num_rows: jax.Array
+    ) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
-        features = seen(params, rows.obs)
+        rows, memory = part
+        if remembers:
+            rows = jax.tree.map(lambda x: x.swapaxes(0, 1), rows)  # [N, T, ...] -> [T, N, ...]
+        features, _ = seen(trunk.window, params, memory, rows.obs, rows.first)
         pi, value = distribution(params, features, rows.obs), value_of(params, features)
         log_prob = pi.log_prob(rows.action)
         policy_loss = clipped_surrogate(
@@ -208,7 +218,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         total = sums["loss/policy"] + hp["value_coef"] * sums["loss/value"] - hp["entropy_coef"] * sums["loss/entropy"]
         return total / num_rows, sums
 
-    def gradient_step(state: State, minibatch: tuple[Rows, jax.Array]) -> tuple[State, dict[str, Mean]]:
+    def gradient_step(state: State, minibatch: tuple[tuple[Rows, PyTree], jax.Array]) -> tuple[State, dict[str, Mean]]:
         """One step of Adam on one minibatch: leaves of rows are [num_shards * n, ...]; count is how many of them count."""
         rows, count = minibatch
         num_rows = jnp.maximum(count, 1.0)
@@ -229,7 +239,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         key, shuffle_key = jax.random.split(state.key)
         trajectory = batch.trajectory
         obs = normalise(state.normaliser, trajectory.obs)
-        value = value_of(state.params, seen(state.params, obs))  # [T+1, B]
+        features, _ = seen(trunk.window, state.params, batch.memory, obs, trajectory.first)
+        value = value_of(state.params, features)  # [T+1, B]
         estimate = jax.vmap(
             lambda r, d, w, v: gae(
                 r, discount=d, valid=w, value=v, gamma=state.hp["gamma"], lam=state.hp["gae_lambda"]
@@ -242,6 +253,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         weight = trajectory.valid[:-1] * batch.weight
         rows = Rows(
             obs=jax.tree.map(lambda x: x[:-1], obs),
+            first=trajectory.first[:-1] if remembers else (),
             action=flat(trajectory.action[:-1]),
             log_prob=trajectory.extras["log_prob"][:-1],
             value=value[:-1],
@@ -251,12 +263,14 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         )
 
         def epoch(state: State, epoch_key: Key) -> tuple[State, dict[str, Mean]]:
-            shuffled = minibatches(epoch_key, rows, num_shards=num_shards, num_minibatches=num_minibatches)
+            shuffled, memory = common.deal(
+                epoch_key, rows, batch.memory, whole=remembers, num_shards=num_shards, num_minibatches=num_minibatches
+            )
             # For all minibatches at once, so that the devices meet twice an epoch for it, and not twice a gradient step.
-            count = jnp.sum(shuffled.weight, axis=1)
+            count = jnp.sum(shuffled.weight, axis=tuple(range(1, shuffled.weight.ndim)))
             if config.normalize_advantages:
                 shuffled = shuffled._replace(advantage=_normalised(shuffled.advantage, shuffled.weight, count))
-            return jax.lax.scan(gradient_step, state, (shuffled, count))
+            return jax.lax.scan(gradient_step, state, ((shuffled, memory), count))
 
         learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
@@ -267,16 +281,17 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             learnt = learnt._replace(normaliser=stats)
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
-    return Algorithm(init, policy, lambda num_envs: (), act, update)
+    return Algorithm(init, policy, trunk.carry, act, update)
 
 
 def _normalised(
-    advantage: Float[Array, "M N"], weight: Float[Array, "M N"], count: Float[Array, " M"]
-) -> Float[Array, "M N"]:
+    advantage: Float[Array, "M ..."], weight: Float[Array, "M ..."], count: Float[Array, " M"]
+) -> Float[Array, "M ..."]:
     """Mean 0 and deviation 1 in each minibatch, over the rows that count."""
-    num_rows = jnp.maximum(count, 1.0)[:, None]
-    centred = advantage - jnp.sum(advantage * weight, axis=1, keepdims=True) / num_rows
-    variance = jnp.sum(jnp.square(centred) * weight, axis=1, keepdims=True) / num_rows
+    axes = tuple(range(1, advantage.ndim))
+    num_rows = jnp.expand_dims(jnp.maximum(count, 1.0), axes)
+    centred = advantage - jnp.sum(advantage * weight, axis=axes, keepdims=True) / num_rows
+    variance = jnp.sum(jnp.square(centred) * weight, axis=axes, keepdims=True) / num_rows
     return centred / (jnp.sqrt(variance) + 1e-8)
 
 

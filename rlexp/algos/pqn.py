@@ -22,9 +22,9 @@ from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.config import Count, Flag, Fraction, Host, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
-from rlexp.networks.heads import Head
+from rlexp.networks.base import MemoryTorso, net
+from rlexp.networks.heads import head_on
 from rlexp.ops.returns import lambda_returns
-from rlexp.ops.shuffle import minibatches
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
 
@@ -104,6 +104,7 @@ class Rows(NamedTuple):
     """One row a transition: what the gradient steps read."""
 
     obs: PyTree
+    first: Any  # () without a memory
     action: jax.Array
     target: jax.Array
     weight: jax.Array  # 0 where the row is no transition
@@ -111,14 +112,13 @@ class Rows(NamedTuple):
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PQN. Raises ConfigError for continuous actions, and where the minibatches do not divide the rollout."""
-    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards)
-    head = Head(torso_of(spec), common.num_actions(spec, "pqn"), scale=1.0, dtype=dtype)
+    torso = torso_of(spec, memory=True)
+    remembers = isinstance(torso, MemoryTorso)
+    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=remembers)
+    q_net = net(head_on(torso, common.num_actions(spec, "pqn"), scale=1.0, dtype=dtype))  # out: [..., A]
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
         return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
-
-    def q_of(params: PyTree, obs: PyTree) -> Any:
-        return head.apply(params, obs)  # [..., A]
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
         lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
@@ -131,7 +131,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def init(key: Key, hp: dict[str, jax.Array]) -> State:
         params_key, state_key = jax.random.split(key)
         obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
-        params = head.init(params_key, obs)
+        params = q_net.init(params_key, obs)
         step = jnp.zeros((), jnp.int32)
         stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
         return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
@@ -139,22 +139,27 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def policy(state: State, explore: bool) -> Policy:
         return Policy(state.params, state.normaliser, jnp.where(jnp.asarray(explore), epsilon_of(state), 0.0))
 
-    def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
-        q = q_of(policy.params, normalise(policy.normaliser, timestep.obs))
+    def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, dict]:
+        obs = normalise(policy.normaliser, timestep.obs)
+        q, carry = q_net.step(policy.params, carry, obs, timestep.first)
         mask = common.allowed(spec, timestep.obs, q)
         return common.epsilon_greedy(key, q, mask, policy.epsilon), carry, {}
 
-    def loss(params: PyTree, rows: Rows, num_rows: jax.Array) -> tuple[jax.Array, dict]:
+    def loss(params: PyTree, part: tuple[Rows, PyTree], num_rows: jax.Array) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
-        value = common.pick(q_of(params, rows.obs), rows.action)
+        rows, memory = part
+        if remembers:
+            rows = jax.tree.map(lambda x: x.swapaxes(0, 1), rows)  # [N, T, ...] -> [T, N, ...]
+        q, _ = q_net.window(params, memory, rows.obs, rows.first)
+        value = common.pick(q, rows.action)
         td_error = rows.target - value
         per_row = {"loss/value": 0.5 * jnp.square(td_error), "loss/q_mean": value, "loss/td_error": jnp.abs(td_error)}
         sums = {name: jnp.sum(x * rows.weight) for name, x in per_row.items()}
         return sums["loss/value"] / num_rows, sums
 
-    def gradient_step(state: State, rows: Rows) -> tuple[State, dict[str, Mean]]:
+    def gradient_step(state: State, rows: tuple[Rows, PyTree]) -> tuple[State, dict[str, Mean]]:
         """One step of RAdam on one minibatch: leaves of rows are [num_shards * n, ...]."""
-        count = jnp.sum(rows.weight)
+        count = jnp.sum(rows[0].weight)
         grads, sums = common.gradients(
             lambda params, part: loss(params, part, jnp.maximum(count, 1.0)),
             state.params,
@@ -172,7 +177,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         key, shuffle_key = jax.random.split(state.key)
         trajectory, hp = batch.trajectory, state.hp
         obs = normalise(state.normaliser, trajectory.obs)
-        q = q_of(state.params, obs)  # [T+1, B, A]
+        q, _ = q_net.window(state.params, batch.memory, obs, trajectory.first)  # [T+1, B, A]
         value = common.pick(q, common.greedy(q, common.allowed(spec, trajectory.obs, q)))
         target_of = jax.vmap(
             lambda r, d, v, b: lambda_returns(
@@ -184,13 +189,16 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         reward = trajectory.reward[:-1] * hp["reward_scale"]
         rows = Rows(
             obs=jax.tree.map(lambda x: x[:-1], obs),
+            first=trajectory.first[:-1] if remembers else (),
             action=trajectory.action[:-1],
             target=target_of(reward, trajectory.discount[:-1], trajectory.valid[:-1], value[1:]),
             weight=trajectory.valid[:-1] * batch.weight,
         )
 
         def epoch(state: State, epoch_key: Key) -> tuple[State, dict[str, Mean]]:
-            shuffled = minibatches(epoch_key, rows, num_shards=num_shards, num_minibatches=num_minibatches)
+            shuffled = common.deal(
+                epoch_key, rows, batch.memory, whole=remembers, num_shards=num_shards, num_minibatches=num_minibatches
+            )
             return jax.lax.scan(gradient_step, state, shuffled)
 
         learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
@@ -201,4 +209,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             learnt = learnt._replace(normaliser=stats)
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
-    return Algorithm(init, policy, lambda num_envs: (), act, update)
+    return Algorithm(init, policy, q_net.carry, act, update)

@@ -1,12 +1,13 @@
 """What a network is, and how it reads observations that are pytrees.
 
-A network is a Python module with a `Config` and `make(config, *, observation, dtype) -> nn.Module`. What `make` gives
-is a torso: it maps observations with any leading axes to features [..., F] in `dtype`; its parameters are float32. The
-heads are the algorithm's.
+A network is a Python module with a `Config` and `make(config, *, observation, dtype)`. What `make` gives is a torso: a
+Flax module that maps observations with any leading axes to features [..., F] in `dtype`, or a `MemoryTorso`. Its parameters
+are float32. The heads are the algorithm's.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rlexp.types import PyTree
+from rlexp.types import Key, PyTree
 
 
 class SharedTrunk(nn.Module):
@@ -28,6 +29,51 @@ class SharedTrunk(nn.Module):
 
     def __call__(self, obs: PyTree) -> Array:
         return self.torso(obs)
+
+
+class MemoryTorso(NamedTuple):
+    """A torso with a memory, which a network's `make` gives in place of a module.
+
+    It sees whole windows of time, so that it may compute for all rows at once what does not need the row before. One memory
+    serves all heads of an algorithm, as a `SharedTrunk` does.
+    """
+
+    # (memory [B, ...], obs [T, B, ...], first [T, B]) -> (features [T, B, F], memory after the last row). Where `first` is
+    # set the row is seen as by one that remembers nothing.
+    module: nn.Module
+    carry: Callable[[int], PyTree]  # the memory of so many environments that remember nothing, [B, ...]; strong-typed
+
+
+class Net(NamedTuple):
+    """A module with a memory or without one, called in the same way: (params, memory, obs, first) -> (out, memory)."""
+
+    init: Callable[[Key, PyTree], PyTree]  # (key, obs [1, ...]) -> params
+    carry: Callable[[int], PyTree]  # () without a memory
+    step: Callable[[PyTree, PyTree, PyTree, Array], tuple[Any, PyTree]]  # rows [B, ...]
+    window: Callable[[PyTree, PyTree, PyTree, Array], tuple[Any, PyTree]]  # rows [T, B, ...]
+
+
+def net(torso: nn.Module | MemoryTorso) -> Net:
+    """The functions of a torso, or of a head on one."""
+    if not isinstance(torso, MemoryTorso):
+
+        def plain(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
+            return torso.apply(params, obs), memory
+
+        return Net(torso.init, lambda num_envs: (), plain, plain)
+    module, carry = torso
+
+    def init(key: Key, obs: PyTree) -> PyTree:
+        return module.init(key, carry(1), jax.tree.map(lambda x: x[None], obs), jnp.ones((1, 1), bool))
+
+    def window(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
+        return module.apply(params, memory, obs, first)  # type: ignore[return-value]
+
+    def step(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
+        out, memory = window(params, memory, *jax.tree.map(lambda x: x[None], (obs, first)))
+        return jax.tree.map(lambda x: x[0], out), memory
+
+    return Net(init, carry, step, window)
 
 
 activations: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}

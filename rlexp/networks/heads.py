@@ -4,8 +4,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from rlexp.networks.base import MemoryTorso
 from rlexp.networks.dense import Dense
 from rlexp.types import PyTree
 
@@ -21,3 +22,26 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, obs: PyTree) -> Float[Array, "... size"]:
         return Dense(self.size, self.scale, self.dtype, out_dtype=jnp.float32)(self.torso(obs))
+
+
+class MemoryHead(nn.Module):
+    """`Head` on the module of a `MemoryTorso`: called as that is, with outputs for features."""
+
+    torso: nn.Module
+    size: int
+    scale: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, memory: PyTree, obs: PyTree, first: Bool[Array, "T B"]
+    ) -> tuple[Float[Array, "T B size"], PyTree]:
+        features, memory = self.torso(memory, obs, first)
+        return Dense(self.size, self.scale, self.dtype, out_dtype=jnp.float32)(features), memory
+
+
+def head_on(torso: nn.Module | MemoryTorso, size: int, *, scale: float, dtype: Any) -> nn.Module | MemoryTorso:
+    """`size` linear outputs on a torso, which keep its memory where it has one."""
+    if isinstance(torso, MemoryTorso):
+        return torso._replace(module=MemoryHead(torso.module, size, scale, dtype))
+    return Head(torso, size, scale, dtype)

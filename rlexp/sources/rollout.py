@@ -78,13 +78,14 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         key, act_key = jax.random.split(data.key)
+        memory = jax.tree.map(lambda x: x[None], data.carry)
         keys = jax.random.split(act_key, num_steps)
         data, (rows, metrics) = jax.lax.scan(lambda d, k: step(d, policy, k), data._replace(key=key), keys)
         final = data.timestep
         pad = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), rows)  # row T supplies obs and first only
         pad = pad._replace(obs=jax.tree.map(lambda x: x[None], final.obs), first=final.first[None])
         trajectory = jax.tree.map(lambda x, y: jnp.concatenate([x, y])[None], rows, pad)
-        batch = Batch(trajectory, weight=jnp.ones((1, num_envs), jnp.float32))
+        batch = Batch(trajectory, weight=jnp.ones((1, num_envs), jnp.float32), memory=memory)
         return data, batch, jax.tree.map(jnp.sum, metrics)
 
     return Source(init, next, no_feedback, env_steps_per_update=num_envs * num_steps)

@@ -87,7 +87,9 @@ def collect(layout: Layout, source: Source) -> Callable:
     def run(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
         shards = local
         if layout.mesh.shape["data"] > 1 and not layout.members_on_data:
-            out_specs = (P("data"), Batch(P(None, None, "data"), P(None, "data"), P(None, "data")), P("data"))  # type: ignore[arg-type]
+            samples: Any = P(None, "data")
+            rows: Any = P(None, None, "data")
+            out_specs = (P("data"), Batch(rows, weight=samples, ids=samples, memory=samples), P("data"))
             shards = jax.shard_map(
                 local,
                 mesh=layout.mesh,
