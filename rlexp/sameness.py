@@ -59,7 +59,7 @@ def pack_key(node: Mapping[str, Any]) -> str:
 
 def resume_fingerprint(config: Config, modules: Mapping[str, str], num_shards: int) -> dict[str, Any]:
     """{path: value} of what must be equal for a full restore."""
-    made_of = {path: name for path, name in modules.items() if path in (*_MADE_OF, "algo.source")}
+    made_of = {k: v for k, v in modules.items() if k in (*_MADE_OF, "algo.source") or k.startswith("network.")}
     return {k: v for k, (v, equal) in _settings(config).items() if equal.resume} | {"shards": num_shards} | made_of
 
 

@@ -5,6 +5,7 @@ forget gate has 1 added, so that it begins by remembering (Jozefowicz et al. 201
 What the memory reads of the observations is computed for all steps of a window at once; only the rest goes step by step.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -89,6 +90,8 @@ def _by_gate(units: int) -> Any:
 
 def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> MemoryTorso:
     """The torso for observations like `observation`. Raises ConfigError where what sees them has a memory too, or cannot."""
+    if "module" not in {field.name for field in dataclasses.fields(config.torso)}:
+        raise ConfigError(f"network.torso: {type(config.torso).__module__}.Config needs the field `module` here")
     seen = load_module(config.torso.module, "network.torso").make(config.torso, observation=observation, dtype=dtype)
     if isinstance(seen, MemoryTorso):
         raise ConfigError(

@@ -18,6 +18,7 @@ SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=
 PPO = ("algo=ppo", "algo.normalize_observations=true")
 ALGORITHMS = [
     PPO,
+    ("algo=ppo", "network=gru", "network.units=16", "network.torso.hidden=[16]"),
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
     pytest.param(("algo=dqn",), marks=pytest.mark.slow),
