@@ -25,9 +25,9 @@ from rlexp.loggers import Config as LoggerConfig
 from rlexp.loggers import check as check_loggers
 from rlexp.loggers import make as make_loggers
 from rlexp.loggers.base import Logger, RunInfo, fan_out, never_fatal
-from rlexp.networks.base import SharedTrunk, activations, flatten_obs, layer_norm, split_image
+from rlexp.networks.base import MemoryTorso, SharedTrunk, activations, flatten_obs, layer_norm, net, split_image
 from rlexp.networks.dense import Conv, Dense
-from rlexp.networks.heads import Head
+from rlexp.networks.heads import Head, head_on
 from rlexp.networks.initializers import orthogonal
 from rlexp.ops.distributions import Categorical, DiagonalNormal, MultiCategorical, masked, multi_categorical
 from rlexp.ops.returns import gae, lambda_returns, n_step_return
@@ -58,6 +58,7 @@ __all__ = [
     "Logger",
     "LoggerConfig",
     "Mean",
+    "MemoryTorso",
     "MultiCategorical",
     "MultiDiscrete",
     "NonNegative",
@@ -80,12 +81,14 @@ __all__ = [
     "fan_out",
     "flatten_obs",
     "gae",
+    "head_on",
     "lambda_returns",
     "layer_norm",
     "make_loggers",
     "masked",
     "multi_categorical",
     "n_step_return",
+    "net",
     "never_fatal",
     "orthogonal",
     "schema",

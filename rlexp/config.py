@@ -202,7 +202,7 @@ class Config:
     env: Part
     """The environment: env=gymnax/cartpole, gymnax/breakout, probe/..."""
     network: Part
-    """The network: network=mlp, cnn."""
+    """The network: network=mlp, cnn, gru, lstm."""
     shards: Literal["auto"] | Count
     """Logical shards of the environments. With equal shards any number of devices gives the same numbers. auto: one a device."""
     hardware: Part

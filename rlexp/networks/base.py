@@ -45,10 +45,13 @@ class MemoryTorso(NamedTuple):
 
 
 class Net(NamedTuple):
-    """A module with a memory or without one, called in the same way: (params, memory, obs, first) -> (out, memory)."""
+    """A module with a memory or without one, called in the same way: (params, memory, obs, first) -> (out, memory).
+
+    One without a memory has () for it, and does not read `first`.
+    """
 
     init: Callable[[Key, PyTree], PyTree]  # (key, obs [1, ...]) -> params
-    carry: Callable[[int], PyTree]  # () without a memory
+    carry: Callable[[int], PyTree]
     step: Callable[[PyTree, PyTree, PyTree, Array], tuple[Any, PyTree]]  # rows [B, ...]
     window: Callable[[PyTree, PyTree, PyTree, Array], tuple[Any, PyTree]]  # rows [T, B, ...]
 
@@ -57,7 +60,7 @@ def net(torso: nn.Module | MemoryTorso) -> Net:
     """The functions of a torso, or of a head on one."""
     if not isinstance(torso, MemoryTorso):
 
-        def plain(params: PyTree, memory: PyTree, obs: PyTree, first: Array) -> tuple[Any, PyTree]:
+        def plain(params: PyTree, memory: PyTree, obs: PyTree, first: Any) -> tuple[Any, PyTree]:
             return torso.apply(params, obs), memory
 
         return Net(torso.init, lambda num_envs: (), plain, plain)
