@@ -4,11 +4,13 @@ From Python: `rlexp.train(…)`, `rlexp.sweep(…)` and `rlexp.load(run_dir)`. W
 import is `rlexp.api`. Importing this is cheap: JAX and the rest come with the first call.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = (
+    False  # `typing` takes longer to import than all that a command does before Ctrl-C is a line; see machine/process
+)
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from rlexp.config import ConfigError
     from rlexp.loading import Agent
@@ -20,7 +22,7 @@ __all__ = ["ConfigError", "__version__", "load", "sweep", "train"]
 
 
 def train(
-    *overrides: "str | Sequence[str] | Mapping[str, Any]", config_dir: "str | Path | None" = None, **keys: Any
+    *overrides: "str | Sequence[str] | Mapping[str, Any]", config_dir: "str | Path | None" = None, **keys: "Any"
 ) -> "Result":
     """Does what `python -m rlexp …` does, in this process, and gives where the run is and how it ended. See `rlexp.runs.train`."""
     from rlexp.runs import train as run
@@ -31,14 +33,14 @@ def train(
 _train = train  # the package of this name comes into its place when something imports it, and calls this
 
 
-def load(run_dir: "str | Path", **options: Any) -> "Agent":
+def load(run_dir: "str | Path", **options: "Any") -> "Agent":
     """Opens a trained run: its policy with parameters, its environment and its configuration. See `rlexp.loading.load`."""
     from rlexp.loading import load as open_run  # JAX is imported only when it is needed
 
     return open_run(run_dir, **options)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "sweep":  # the package, which can be called
         import importlib
 

@@ -3,12 +3,14 @@
 `rlexp …` and `python -m rlexp …` are the same. Exit codes as of the rest: 0 done, 1 failed, 2 bad input.
 """
 
-import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
 
 from rlexp.machine import process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # The word -> where its main is, and what it is called with before the arguments.
 VERBS = {
@@ -32,7 +34,7 @@ def main() -> None:
     process.run(run)
 
 
-def leave_if_verb(arguments: Sequence[str]) -> None:
+def leave_if_verb(arguments: "Sequence[str]") -> None:
     """Does what a verb says and ends the process with its exit code; comes back where the command line names none."""
     first = arguments[0] if arguments else ""
     if first == "--version":
@@ -41,11 +43,13 @@ def leave_if_verb(arguments: Sequence[str]) -> None:
         print(f"rlexp {version('rlexp')}")
         sys.exit(0)
     if first in VERBS:
+        import importlib
+
         module, before = VERBS[first]
         sys.exit(_printed(importlib.import_module(module).main, [*before, *arguments[1:]]))
 
 
-def _printed(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
+def _printed(verb: "Callable[[list[str]], int]", arguments: list[str]) -> int:
     """The exit code of a verb. Names that cannot be encoded are escaped; who stops reading ends it quietly."""
     from rlexp import endings
 

@@ -1,16 +1,18 @@
 """What a command does before all else: its printing cannot fail, and Ctrl-C ends it in a line, however early.
 
-Nothing is imported here that takes time. Programs that import rlexp keep their own streams and signals.
+Nothing is imported here that takes time, `typing` neither: before `prepare`, Ctrl-C is a traceback of the interpreter's.
+Programs that import rlexp keep their own streams and signals.
 """
 
-import contextlib
 import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
 
 _LAST_S = 30.0  # that threads and exit handlers have once all is done
 
@@ -31,7 +33,7 @@ def prepare() -> None:
     logging.raiseExceptions = False  # a log file on a full disk is no reason for a traceback a line
 
 
-def run(main: Callable[[], object], *, last_s: float = _LAST_S) -> NoReturn:
+def run(main: "Callable[[], object]", *, last_s: float = _LAST_S) -> "NoReturn":
     """Ends the process with what `main` ends with, and soon after it: whatever thread may still wait for what never comes."""
     code = 1
     try:
@@ -43,6 +45,8 @@ def run(main: Callable[[], object], *, last_s: float = _LAST_S) -> NoReturn:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        import threading
+
         watchdog = threading.Timer(last_s, os._exit, (code,))
         watchdog.daemon = True
         watchdog.start()
@@ -52,7 +56,7 @@ def run(main: Callable[[], object], *, last_s: float = _LAST_S) -> NoReturn:
 class _Unheard(io.FileIO):
     """A file that nobody need be reading: the reader of a pipe is gone, the terminal is closed, the disk is full."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: "Any") -> int | None:
         """Says that it was written, if it could not be."""
         try:
             return super().write(data)
@@ -60,7 +64,7 @@ class _Unheard(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _unheard(stream: Any) -> Any:
+def _unheard(stream: "Any") -> "Any":
     if stream is not None and type(stream) is not io.TextIOWrapper:
         return stream  # somebody else's
     number = os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
@@ -76,6 +80,7 @@ def _unheard(stream: Any) -> Any:
 def _end(number: int, frame: object) -> None:
     """Without the traceback of whatever was being imported or composed, and without the destructors of what is half made."""
     signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
+    try:
         os.write(2, b"rlexp: interrupted, without saving\n")
-    os._exit(1)
+    finally:  # whether anybody can read it or not
+        os._exit(1)

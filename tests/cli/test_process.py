@@ -42,10 +42,10 @@ def test_printing_never_fails(tmp_path, redirected):
     assert (tmp_path / "own").read_text() == "mine"
 
 
-@pytest.mark.parametrize("code", [0, 1, 2])
+@pytest.mark.parametrize("code", [0, 2, 7])
 def test_an_end_is_bounded(tmp_path, code):
     """A thread that waits for ever, as Orbax's have, does not keep the process."""
-    forever = "import sys, threading, time; from rlexp import process\n"
+    forever = "import sys, threading, time; from rlexp.machine import process\n"
     forever += "def main(): threading.Thread(target=time.sleep, args=(1000,)).start(); sys.exit(int(sys.argv[1]))\n"
     forever += "process.run(main, last_s=0.1)"
     done = subprocess.run([sys.executable, "-c", forever, str(code)], cwd=tmp_path, env=environment(), timeout=60)
@@ -80,40 +80,66 @@ def test_nohup_is_respected():
         signal.signal(signal.SIGHUP, earlier)
 
 
-STARTS = """
-from rlexp.machine import process
-process.prepare()
-print("ready", flush=True)
-import runpy
-runpy.run_module("rlexp", run_name="__main__")
+PRESSED = """
+import os, runpy, signal, sys
+
+at, times, program, *sys.argv = sys.argv[1:]
+
+class Finder:
+    def find_spec(name, *_):
+        if name == at:
+            for _ in range(int(times)):
+                os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+if program == "-m":
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    from rlexp.commands import main
+    main()
 """
 
 
+@pytest.mark.parametrize("program", ["-m", "script"])
+@pytest.mark.parametrize(("at", "times"), [("logging", 1), ("hydra", 2), ("rlexp.storage.store", 1)])
+def test_ctrl_c_while_it_imports(tmp_path, program, at, times):
+    """At a place in the program, not at a time: a line, and nothing is left."""
+    command = [sys.executable, "-c", PRESSED, at, str(times), program, "rlexp", "hydra.run.dir=run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "rlexp: interrupted, without saving\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_next_to_nothing_is_imported_before_ctrl_c_is_a_line():
+    """What is before is the interpreter's, and ends with a traceback."""
+    shown = "import sys; before = {*sys.modules}; import rlexp.commands; print(*sorted({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", shown], env=environment(), capture_output=True, text=True)
+    assert not {"contextlib", "typing", "importlib", "threading", "re"} & {*done.stdout.split()}
+    assert {name for name in done.stdout.split() if name.startswith("rlexp")} == {
+        "rlexp",
+        "rlexp.commands",
+        "rlexp.machine",
+        "rlexp.machine.process",
+    }
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at", "ends"), [("jax", 1), ("rlexp.train.program", 1), ("orbax", 0), ("rlexp.storage.checkpoint.saving", 1)]
+)
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_while_it_starts(tmp_path, times):
-    """Importing, composing, building, compiling: one line, or the run stops as ever."""
-    for delay in (0, 0.2, 0.8, 1.5, 3.0, 6.0):
-        command = [
-            sys.executable,
-            "-c",
-            STARTS,
-            *SMALL,
-            "total_env_steps=10_000_000",
-            f"hydra.run.dir=run{delay}",
-            *QUIET,
-        ]
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        time.sleep(delay)
-        for _ in range(times):
-            process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=100)
-        assert process.returncode in (0, 1), err
-        assert len(err.strip().splitlines()) <= 1, err
-        assert ("rlexp: interrupted" in err) if process.returncode else ("stopped by SIGINT and saved" in out)
+def test_ctrl_c_while_it_starts(tmp_path, at, ends, times):
+    """Building: one line. From where the run has begun to train or compile: it stops as ever."""
+    command = [sys.executable, "-c", PRESSED, at, str(times), "-m", "rlexp", *SMALL[:-1], "total_env_steps=10_000_000"]
+    command += ["hydra.run.dir=run", *QUIET, "logger.progress=plain"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=110)
+    assert done.returncode == ends, done.stderr
+    if ends:
+        assert done.stderr == "rlexp: interrupted, without saving\n"
+        assert not list(tmp_path.iterdir())
+    else:
+        assert not done.stderr
+        assert "stopped by SIGINT and saved" in done.stdout
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def port():
 def test_jax_aborts(tmp_path):
     """As it does when it misses heartbeats: its stack trace is in a file."""
     program = (
-        "import os; from rlexp import distributed; distributed._agreed = True; distributed._listen_for_deaths(); "
+        "import os; from rlexp.machine import distributed; distributed._agreed = True; distributed._listen_for_deaths(); "
         "os.write(2, b'stack'); os.abort()"
     )
     done = subprocess.run(

@@ -254,7 +254,7 @@ def test_bad_input_that_is_found_late_leaves_nothing(tmp_path, root, names, monk
 
 def test_a_run_on_the_disk_imports_none_of_it():
     program = (
-        "import sys; from rlexp import checkpoint, session, store; from rlexp.__main__ import check; "
+        "import sys; from rlexp import session; from rlexp.storage import checkpoint, store; from rlexp.__main__ import check; "
         "check(['compilation_cache=null']); print(sorted({'gcsfs', 'fsspec'} & set(sys.modules)))"
     )
     done = subprocess.run(
