@@ -145,7 +145,7 @@ def run(given: Composed, run_dir: Path, task: Callable[[DictConfig], Any], *, qu
             failure.append(error)
             raise
 
-    with one_line():  # such as of a handler in hydra.job_logging that is none
+    with one_line(), writing(Path(run_dir, ".hydra")):  # or a handler in hydra.job_logging is none
         callbacks = Callbacks(config)
         callbacks.on_run_start(config=config, config_name="config")
         returned = run_job(
@@ -159,6 +159,17 @@ def run(given: Composed, run_dir: Path, task: Callable[[DictConfig], Any], *, qu
     callbacks.on_run_end(config=config, config_name="config", job_return=returned)
     if failure:
         raise failure[0]
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Names the directory where the system tells no file: of a write that fails, on a full disk, it never does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, f"cannot be written: {error.strerror or error}", str(directory)) from error
 
 
 def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:

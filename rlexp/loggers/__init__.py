@@ -67,7 +67,7 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
         if config.tensorboard:
             members.append(_events(info, display.warn))
         if config.curve:
-            members.append(never_fatal("curve.png", curve.make(info), display.warn))
+            members.append(never_fatal(str(info.dir / curve.NAME), curve.make(info), display.warn))
         if copied:
             members.append(copied)  # last: what the others have written goes into the store
         loggers.append(fan_out(members))

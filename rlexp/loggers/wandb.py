@@ -8,7 +8,9 @@ Rows are logged with `step=env_steps`, and W&B takes increasing steps only. So a
 metrics.jsonl holds: W&B takes the rows that it missed when the run was killed, and no row twice.
 """
 
+import functools
 import http.client
+import logging
 import netrc
 import os
 import queue
@@ -136,6 +138,7 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
+    _say_nothing_of_its_log()
     quiet = wandb.Settings(silent=True)
     settings = wandb.setup(quiet).settings
     trouble = "" if mode == "offline" else _trouble(settings, min(config.timeout_s, _PROBE_S))
@@ -156,6 +159,19 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read
     place = infos[0].dir.parent / "*" if many else infos[0].dir
     note(f"W&B: {many}offline; upload with: wandb sync {place}/wandb/offline-run-*")
     return runs
+
+
+@functools.cache  # once a process
+def _say_nothing_of_its_log() -> None:
+    """W&B keeps a log beside each run. On a full disk each of its lines would be a traceback on stderr."""
+    logger = logging.getLogger("wandb")
+    add = logger.addHandler
+
+    def added(handler: logging.Handler) -> None:
+        handler.handleError = lambda record: None
+        add(handler)
+
+    logger.addHandler = added
 
 
 def _init(

@@ -155,13 +155,14 @@ def _directory(composed: DictConfig) -> Path:
 def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], Any]) -> JobReturn:
     """Hydra's own: writes .hydra/, calls the callbacks, and catches what the task raises."""
     try:
-        returned = run_job(
-            hydra_context=launcher.hydra_context,
-            task_function=task,
-            config=composed,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-        )
+        with compose.writing(_directory(composed) / ".hydra"):
+            returned = run_job(
+                hydra_context=launcher.hydra_context,
+                task_function=task,
+                config=composed,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
     except OSError as error:  # the job's directory cannot be written; the other jobs' can
         returned = JobReturn(overrides=list(composed.hydra.overrides.task), cfg=composed, status=JobStatus.FAILED)
         returned.return_value = JobFailed(f"job {composed.hydra.job.num}: {error}")
