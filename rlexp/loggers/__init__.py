@@ -4,6 +4,7 @@ Only metrics.jsonl can stop a run. The others warn once and fall silent. Nothing
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -55,8 +56,12 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
     check(config)
     for info in infos:
         info.dir.mkdir(parents=True, exist_ok=True)
-    records = [_record(info, alone=len(infos) == 1) for info in infos]
+    kept: list[Path] = []
+    records = [_record(info, kept, alone=len(infos) == 1) for info in infos]
     display = progress.make(config.progress, infos)
+    if kept:
+        more = f", and so are those of {len(kept) - 1} more run{'s' * (len(kept) > 2)}" if len(kept) > 1 else ""
+        display.warn(f"no checkpoint is there, so the run begins anew; the lines of before are now {kept[0]}{more}")
     runs = wandb.make(config.wandb, infos, note=display.note, warn=display.warn)
     mirrors: list[Logger | None] = [None] * len(infos)
     if any(store.url_of(info.dir) for info in infos):
@@ -74,9 +79,12 @@ def make(config: Config, infos: Sequence[RunInfo]) -> tuple[list[Logger], Progre
     return loggers, display
 
 
-def _record(info: RunInfo, *, alone: bool) -> Logger:
+def _record(info: RunInfo, kept: list[Path], *, alone: bool) -> Logger:
+    path = info.dir / jsonl.NAME
     try:
-        return jsonl.make(info.dir / jsonl.NAME, start_env_steps=info.start_env_steps)
+        if info.start_env_steps == 0 and (aside := jsonl.set_aside(path)):
+            kept.append(aside)
+        return jsonl.make(path, start_env_steps=info.start_env_steps)
     except (OSError, ValueError) as error:
         failure = error if isinstance(error, OSError) else OSError(str(error))
     if alone:

@@ -8,6 +8,8 @@ price of one fsync a checkpoint instead of one a line (a pack of 64 writes 64 li
 import contextlib
 import json
 import os
+import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ NAME = "metrics.jsonl"
 
 
 def make(path: Path, *, start_env_steps: int) -> Logger:
-    """Writes to `path`: anew for a run that starts at 0; for a resumed one, after what its checkpoint has seen.
+    """Writes to `path`: anew for a run that starts at 0 (see `set_aside`); for a resumed one, after what its checkpoint has seen.
 
     Raises (here and in every call):
       OSError: naming the path, when the disk is full or fails. This one is fatal: a run without its record is no run.
@@ -67,16 +69,37 @@ def read(path: Path) -> list[Row]:
     return [row for _, row in _read(path)]
 
 
-def gap(path: Path, env_steps: int) -> str | None:
-    """In words, which lines are missing of a run that has got so far: each of its checkpoints was made after a line. None: none."""
+def gap(path: Path, env_steps: int, num_lines: int | None) -> str | None:
+    """In words, which lines are missing of a run that has got so far: each of its checkpoints was made after a line. None: none.
+
+    Args:
+      num_lines: that there were when the checkpoint was made; None where it does not say, which those of old do not.
+    """
     try:
-        last = max((row["env_steps"] for row in read(path)), default=0)
+        steps = [row["env_steps"] for row in read(path) if row["env_steps"] <= env_steps]
     except (OSError, ValueError):
         return None  # told when it is opened
-    if last >= env_steps:
+    missing = max((num_lines or 0) - len(steps), 0)
+    if (last := max(steps, default=0)) >= env_steps and not missing:
         return None
-    there = f"it ends at {last:,}" if path.exists() else "it is gone"
+    there = f"it ends at {last:,}" if last < env_steps else f"of {num_lines:,}, {missing:,} are gone"
+    there = there if path.exists() else "it is gone"
     return f"{path}: the lines up to {env_steps:,} environment steps are not all there ({there}); the run goes on without them"
+
+
+def set_aside(path: Path) -> Path | None:
+    """Renames the lines of a run that begins anew, since none of its checkpoints is left: they may be all that there is of it.
+    Gives their new name; None where there was none."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    kept = path.with_name(
+        f"{path.stem}.before-{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(4)}{path.suffix}"
+    )
+    try:
+        os.replace(path, kept)
+    except OSError as error:
+        raise _named(error, path) from error
+    return kept
 
 
 def truncate(path: Path, env_steps: int) -> None:

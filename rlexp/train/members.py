@@ -42,6 +42,7 @@ class Start(NamedTuple):
     failed: dict[int, str]
     ended: dict[int, Ended]
     had_ended: bool  # a run alone: it may have all that it is to have
+    num_lines: int | None  # of metrics, of each that is trained still; None where the checkpoint does not say
 
 
 def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) -> Start:
@@ -49,13 +50,13 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
     because somebody wants it to, perhaps with another goal.
     """
     if meta is None:
-        return Start(0, 0, 0.0, False, [None] * len(experiments), {}, {}, False)
+        return Start(0, 0, 0.0, False, [None] * len(experiments), {}, {}, False, 0)
     failed = {int(i): why for i, why in meta["failed"].items()}
     ended = {int(i): Ended(*how) for i, how in meta.get("ended", {}).items()}
     alone = len(experiments) == 1
     out = ({}, {}, bool(ended)) if alone else (failed, ended, False)
     env_steps = experiments[0].env_steps(meta["update"])
-    return Start(meta["update"], env_steps, meta["wall_s"], True, meta["objectives"], *out)
+    return Start(meta["update"], env_steps, meta["wall_s"], True, meta["objectives"], *out, meta.get("num_lines"))
 
 
 class Pack:
@@ -77,7 +78,8 @@ class Pack:
             RunInfo(m.dir, m.run_id, m.experiment.node, self.lead.total_env_steps, start.env_steps, start.wall_s)
             for m in (members[i] for i in self._here)
         ]
-        gaps = [jsonl.gap(info.dir / jsonl.NAME, start.env_steps) for info in infos if start.resumed and is_lead]
+        records = [info.dir / jsonl.NAME for info in infos if start.resumed and is_lead]
+        gaps = [jsonl.gap(record, start.env_steps, start.num_lines) for record in records]
         make, config = self.lead.part("logger").make, self.lead.config.logger
         made, self.progress = make(config, infos) if is_lead else silent(len(infos))
         self.loggers: dict[int, Logger] = dict(zip(self._here, made, strict=True))
@@ -85,7 +87,7 @@ class Pack:
             self.progress.warn(f"{members[i].dir}: {why}; the others go on")
         for text in [*warnings, *filter(None, gaps)]:
             self.progress.warn(text)
-        self.objectives = start.objectives
+        self.objectives, self.num_lines = start.objectives, start.num_lines
         self.failed, self.ended = start.failed | lost, start.ended  # member -> why it is trained no more
         for i in self.failed.keys() & self.loggers:
             self.progress.fail(self._here.index(i))
@@ -110,6 +112,7 @@ class Pack:
                 self.loggers[i].log(rows[i])
             except OSError as error:
                 troubles[i] = error
+        self.num_lines = None if self.num_lines is None else self.num_lines + 1
         self.progress.log([rows[i] for i in self._here])
         return troubles
 

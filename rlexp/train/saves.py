@@ -151,6 +151,7 @@ class Saves:
             "env_steps": lead.env_steps(update),
             "wall_s": time.perf_counter() - self._began,
             "objectives": self._pack.objectives,
+            "num_lines": self._pack.num_lines,
             "total_updates": lead.total_updates,
             "num_shards": lead.num_shards,
             "members": self._fingerprints,

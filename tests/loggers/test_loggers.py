@@ -148,6 +148,25 @@ def test_make_gives_a_logger_for_each_member_and_one_display(tmp_path, capsys):
     assert capsys.readouterr().out.count("return 1.0 mean 2.0 best") == 1
 
 
+def test_lines_of_runs_that_begin_anew_are_kept(tmp_path, capsys):
+    """No checkpoint of them is left, so the lines may be all that there is."""
+    infos = [info(tmp_path / str(i)) for i in range(3)]
+    for i in (0, 2):
+        infos[i].dir.mkdir()
+        (infos[i].dir / jsonl.NAME).write_text(f'{{"env_steps": {i}')  # killed while it wrote
+    for said in (1, 0):
+        members, _ = loggers.make(configured("quiet"), infos)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == said
+        for i in range(3):
+            kept = [path.read_text() for path in infos[i].dir.glob("metrics.before-*.jsonl")]
+            assert kept == ([] if i == 1 else [f'{{"env_steps": {i}'])
+            assert jsonl.read(infos[i].dir / jsonl.NAME) == []
+        assert all(str(*infos[0].dir.glob("*before*")) in line and "1 more run" in line for line in lines)
+        for member in members:
+            member.close({})
+
+
 def test_only_the_record_can_stop_a_run(tmp_path, monkeypatch, capsys):
     config = configured("quiet", "logger.curve=true", "logger.tensorboard=true")
 
@@ -161,7 +180,8 @@ def test_only_the_record_can_stop_a_run(tmp_path, monkeypatch, capsys):
     member.log({"env_steps": 2, "wall_s": 2.0})
     member.close({"status": "finished"})
     warnings = capsys.readouterr().err.splitlines()
-    assert [line.split(" stopped: ")[0] for line in warnings] == ["warning: TensorBoard", "warning: curve.png"]
+    picture = f"warning: {tmp_path / 'curve.png'}"
+    assert [line.split(" stopped: ")[0] for line in warnings] == ["warning: TensorBoard", picture]
     assert len(jsonl.read(tmp_path / jsonl.NAME)) == 2
 
     (tmp_path / "full").mkdir()

@@ -56,14 +56,22 @@ def test_lines_that_are_gone_are_told_when_a_run_goes_on(tmp_path, capfd):
     run, metrics = tmp_path / "0", tmp_path / "0/metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
     assert [row["env_steps"] for row in rows(run)] == [0, 256, 512]
-    metrics.unlink()
+    metrics.write_text(lines[0] + lines[2])  # one from the middle
     train(tmp_path, *SMALL, resume=Resume(run, "all"))
-    assert f"{metrics}: the lines up to 512 environment steps are not all there (it is gone)" in capfd.readouterr().err
-    assert [row["env_steps"] for row in rows(run)] == [640]
+    told = f"{metrics}: the lines up to 512 environment steps are not all there"
+    assert f"{told} (of 3, 1 are gone)" in capfd.readouterr().err
+    assert metrics.read_text().startswith(lines[0] + lines[2])
+    assert [row["env_steps"] for row in rows(run)] == [0, 512, 640]
+    metrics.unlink()
+    assert f"{told} (it is gone)" in (jsonl.gap(metrics, 512, 3) or "")
     metrics.write_text(lines[0] + lines[1] + lines[2][:-9])
-    assert "(it ends at 256)" in (jsonl.gap(metrics, 512) or "")
+    assert "(it ends at 256)" in (jsonl.gap(metrics, 512, 3) or "")
     metrics.write_text("".join(lines))
-    assert jsonl.gap(metrics, 512) is None
+    assert jsonl.gap(metrics, 512, 3) is None
+    metrics.write_text("".join([*lines, lines[2].replace("512", "640")]))  # after the checkpoint
+    assert jsonl.gap(metrics, 512, 3) is None
+    metrics.write_text(lines[2])
+    assert jsonl.gap(metrics, 512, None) is None  # a checkpoint that does not say how many there were
 
 
 @pytest.fixture
