@@ -167,9 +167,9 @@ def _say_nothing_of_its_log() -> None:
     logger = logging.getLogger("wandb")
     add = logger.addHandler
 
-    def added(handler: logging.Handler) -> None:
-        handler.handleError = lambda record: None
-        add(handler)
+    def added(hdlr: logging.Handler) -> None:
+        hdlr.handleError = lambda record: None
+        add(hdlr)
 
     logger.addHandler = added
 

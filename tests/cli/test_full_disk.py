@@ -12,8 +12,8 @@ from support import QUIET, SMALL
 from rlexp import __main__ as cli
 from rlexp import compose
 from rlexp.loggers import wandb
+from rlexp.sweep import hydra_jobs
 from rlexp.sweep.manifest import JobFailed
-from rlexp_launchers import hydra_jobs
 
 
 @pytest.fixture
