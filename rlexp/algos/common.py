@@ -1,5 +1,6 @@
 """Small pieces that at least three algorithms share."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,27 @@ def epsilon_greedy(
     explore_key, action_key = jax.random.split(key)
     explore = jax.random.uniform(explore_key, q.shape[:-1]) < epsilon
     return jnp.where(explore, masked(jnp.zeros_like(q), mask).sample(action_key), greedy(q, mask))
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def one_setting(config: Any, **names: str) -> None:
+    """Makes one setting of two: {key of `config.source`: key of the algorithm's `config`}. For a Config's `__post_init__`.
+
+    The algorithm's is the one to set, and the source is told. The source's is an older name of it: where it is given it counts
+    for both, so that no schedule is of another number than that of the updates.
+    """
+    there = {field.name for field in dataclasses.fields(config.source)}
+    for theirs, ours in names.items():
+        if theirs not in there:
+            continue
+        given = getattr(config.source, theirs)
+        if given is None:
+            told = dataclasses.replace(config.source, **{theirs: getattr(config, ours)})
+            object.__setattr__(config, "source", told)
+        else:
+            object.__setattr__(config, ours, given)
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------

@@ -35,12 +35,12 @@ class Config:
     """Transitions that are remembered, over all environments; a multiple of num_envs * num_steps."""
     batch_size: Count
     """Samples of an update, over all devices."""
-    num_updates: Count
-    """Updates after each rollout."""
-    sequence_length: Count
-    """Transitions of a sample, which are consecutive."""
     prefill_env_steps: CountOrZero
     """Environment steps with the first policy before the first update; rounded up to whole rollouts."""
+    num_updates: Count | None = None
+    """Updates after each rollout. null: as the algorithm says, by algo.num_updates."""
+    sequence_length: Count | None = None
+    """Transitions of a sample, which are consecutive. null: as the algorithm says, by algo.n_step."""
 
 
 class Data(NamedTuple):
@@ -66,8 +66,9 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         num_steps=num_steps,
         num_shards=num_shards,
     )
-    shape = (config.num_updates, config.batch_size // num_shards)
-    length = config.sequence_length + 1  # the last row supplies the observation after the last transition
+    num_updates, num_transitions = _asked(config)
+    shape = (num_updates, config.batch_size // num_shards)
+    length = num_transitions + 1  # the last row supplies the observation after the last transition
 
     def collect(data: Data, policy: Any) -> tuple[Data, Metrics]:
         stepped, batch, metrics = steps.next(data.rollout, policy)
@@ -97,9 +98,18 @@ def _rows(batch: Batch) -> PyTree:
     return jax.tree.map(lambda x: x[0, :-1], batch.trajectory)
 
 
+def _asked(config: Config) -> tuple[int, int]:
+    """Updates after a rollout, and transitions of a sample."""
+    for name in ("num_updates", "sequence_length"):
+        if getattr(config, name) is None:
+            raise ConfigError(f"algo.source.{name}: this key is missing, since the algorithm does not say it")
+    assert config.num_updates is not None and config.sequence_length is not None
+    return config.num_updates, config.sequence_length
+
+
 def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int) -> tuple[int, int]:
     """Rows of the ring, and rollouts that fill it before the first update."""
-    per_rollout = num_envs * num_shards * num_steps
+    per_rollout, (_, num_transitions) = num_envs * num_shards * num_steps, _asked(config)
     if config.capacity % per_rollout:
         fits = max(1, round(config.capacity / per_rollout)) * per_rollout
         raise ConfigError(
@@ -112,16 +122,16 @@ def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int) ->
             f"algo.source.batch_size: {config.batch_size} cannot be divided over {num_shards} shards; "
             f"the nearest that fits is {fits}"
         )
-    needed = -(-(config.sequence_length + 1) // num_steps)  # rollouts that hold one sample
+    needed = -(-(num_transitions + 1) // num_steps)  # rollouts that hold one sample
     if config.capacity < needed * per_rollout:
         raise ConfigError(
-            f"algo.source.capacity: {config.capacity} holds no sequence of {config.sequence_length} transitions; "
+            f"algo.source.capacity: {config.capacity} holds no sequence of {num_transitions} transitions; "
             f"it needs {needed * per_rollout}"
         )
     num_prefills = -(-config.prefill_env_steps // per_rollout)
     if num_prefills + 1 < needed:
         raise ConfigError(
             f"algo.source.prefill_env_steps: {config.prefill_env_steps} is too little for a first sequence of "
-            f"{config.sequence_length} transitions; it needs {(needed - 1) * per_rollout}"
+            f"{num_transitions} transitions; it needs {(needed - 1) * per_rollout}"
         )
     return config.capacity // (num_envs * num_shards), num_prefills

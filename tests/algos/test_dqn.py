@@ -115,6 +115,37 @@ def test_schedules_follow_the_updates_of_all_rollouts():
     assert metrics["loss/epsilon"].sum == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "updates", "n"),
+    [
+        ((), 12, 1),
+        (("algo.num_updates=4", "algo.n_step=3"), 4, 3),
+        (("algo.source.num_updates=4", "algo.source.sequence_length=3"), 4, 3),  # the older names
+        (("algo.num_updates=4", "algo.source.num_updates=${algo.num_updates}"), 4, 1),  # as older files have it
+    ],
+)
+def test_the_updates_of_a_rollout_are_one_setting(overrides, updates, n):
+    """So no schedule is of another number; the configuration of a run of before says both."""
+    made = toys.build("algo=dqn", "algo.anneal_lr=true", *overrides).experiment
+    algo = made.config.algo
+    assert (algo.num_updates, algo.source.num_updates, algo.n_step, algo.source.sequence_length) == (
+        updates,
+        updates,
+        n,
+        n,
+    )
+    hp = {
+        name: jnp.asarray(x, jnp.float32)
+        for name, x in (made.hp | dict(total_updates=10, exploration_fraction=1.0)).items()
+    }
+    done = jax.jit(lambda: made.algorithm.policy(_half_way(made, hp, updates), True).epsilon)()
+    assert done == pytest.approx((hp["epsilon_start"] + hp["epsilon_end"]) / 2)
+
+
+def _half_way(made, hp, updates):
+    return made.algorithm.init(jax.random.key(0), hp)._replace(step=jnp.asarray(5 * updates, jnp.int32))
+
+
 def test_the_source_gets_its_sizes_from_the_algorithm():
     made = toys.build("algo=dqn", "algo.n_step=5", "algo.num_updates=3")
     assert made.experiment.config.algo.source.sequence_length == 5

@@ -32,7 +32,7 @@ ADDED_LATER = (
 )
 ADDED_LATER += ("comment", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu", "mem_per_cpu", "stderr_to_stdout", "network")
 ADDED_LATER += ("subnetwork", "service_account", "labels", "tags", "internal_ips", "slice_failures", "wait_hours")
-ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several")
+ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several", "num_updates", "sequence_length")
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
