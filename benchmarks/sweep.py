@@ -162,17 +162,15 @@ def _in_process(seeds, common, where):
 
 def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
     """Seconds of composing so many jobs: by Hydra alone, and with all that is done before the first of them starts."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
-    from rlexp import compose
+    from rlexp import compose, hydra_internals
     from rlexp.sweep import hydra_jobs
     from rlexp.sweep.compositions import Compositions
     from rlexp.sweep.packing import packs
 
     compose.register_resolvers()
-    loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(compose.CONF_DIR)))
+    loader = hydra_internals.config_loader(compose.CONF_DIR)
     master = loader.load_configuration("config", overrides=["logger=quiet"], run_mode=RunMode.MULTIRUN)
     overrides = [["logger=quiet", f"algo.hp.lr={1e-4 * (1 + i)}", f"seed={i}"] for i in range(number)]
 

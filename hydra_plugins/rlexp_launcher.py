@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.launcher import Launcher
+
+from rlexp.hydra_internals import BasicSweeper, BasicSweeperConf
 
 
 @dataclass

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
 from rlexp import commands, compose, endings
 from rlexp.config import Config, ConfigError, as_read, load_module, parse
+from rlexp.hydra_internals import get_args_parser, grid
 from rlexp.storage import rundir, store
 from rlexp.sweep.manifest import Detached, JobFailed, Rehearsed
 
@@ -303,12 +303,11 @@ def sweep(overrides: Sequence[str]) -> None:
 
 
 def _first_job(overrides: Sequence[str]) -> list[str]:
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     with compose.one_line():
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        (jobs,) = BasicSweeper.split_arguments([o for o in parsed if not o.is_interval_sweep()], None)
+        jobs = grid([o for o in parsed if not o.is_interval_sweep()])
     if not jobs:
         empty = [o.input_line for o in parsed if o.is_sweep_override() and not list(o.sweep_iterator())]
         raise ConfigError(f"{' '.join(map(str, empty))}: there is nothing to run in it")

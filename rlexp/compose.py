@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log, run_job
@@ -22,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlexp import kinds
 from rlexp.config import ConfigError, nearest
+from rlexp.hydra_internals import Callbacks
 from rlexp.storage import store
 from rlexp.storage.rundir import new_id
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 from rlexp.config import Flag, Host, Steps, schema
 from rlexp.loggers import curve, jsonl, mirror, progress, tensorboard, wandb
 from rlexp.loggers.base import Logger, Row, RunInfo, fan_out, never_fatal
-from rlexp.loggers.progress import Progress
+from rlexp.loggers.display import Progress
 from rlexp.loggers.wandb import WandbConfig
 from rlexp.storage import store
 

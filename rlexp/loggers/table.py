@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlexp.loggers.base import Row, RunInfo, differences, is_finite
-from rlexp.loggers.progress import Progress, Status, terminal, tracker
+from rlexp.loggers.display import Progress, Status, terminal, tracker
 
 _MAX_ROWS = 14
 _OTHER_LINES = 6  # the head, the line of those left out, the two at the foot, and the prompt before and after

@@ -8,12 +8,11 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from hydra._internal import config_loader_impl as hydra_loader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
-from rlexp import compose
+from rlexp import compose, hydra_internals
 
 
 class Compositions:
@@ -61,14 +60,10 @@ class Compositions:
 
     def _with_values(self, first: DictConfig, parsed: Sequence[Override], values: list[Override]) -> DictConfig:
         composed = copy.deepcopy(first)
-        hydra_loader.ConfigLoaderImpl._apply_overrides_to_config(values, composed)
+        hydra_internals.apply_values(values, composed)
         own = [o for o in parsed if not o.is_hydra_override()]
         composed.hydra.overrides.task = [o.input_line for o in own]
-        if dirname := vars(hydra_loader).get("get_overrides_dirname"):  # 1.4 has a resolver for it
-            how = composed.hydra.job.config.override_dirname
-            composed.hydra.job.override_dirname = dirname(
-                overrides=own, kv_sep=how.kv_sep, item_sep=how.item_sep, exclude_keys=how.exclude_keys
-            )
+        hydra_internals.set_override_dirname(own, composed)
         return composed
 
 

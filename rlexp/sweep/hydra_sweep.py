@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from rlexp import compose, hints
+from rlexp import compose, hints, hydra_internals
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
 from rlexp.storage import rundir
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
@@ -66,7 +65,7 @@ def _sweep(
     parser = OverridesParser.create(config_loader=plugin.hydra_context.config_loader)
     overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in plugin.params.items()), *arguments])
     # The jobs of a trial: Hydra's grid of all but the intervals.
-    (grid,) = BasicSweeper.split_arguments([o for o in overrides if not o.is_interval_sweep()], None)
+    grid = hydra_internals.grid([o for o in overrides if not o.is_interval_sweep()])
     sweeper = _sweeper(plugin, overrides, grid, directory)
     if sweeper.space and not has_manifest:
         raise ConfigError(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from hydra._internal.utils import get_args_parser
 from jaxtyping import Int
 
 from rlexp.compose import override_key
+from rlexp.hydra_internals import get_args_parser
 from rlexp.loggers import jsonl
 from rlexp.loggers.base import algorithm
 from rlexp.storage import rundir

@@ -1,12 +1,12 @@
 """Jobs that are copies of one another with other values are what Hydra itself composes of their overrides."""
 
-import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from unittest.mock import Mock
 
-from rlexp import compose
+import pytest
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from rlexp import compose, hydra_internals
 from rlexp.config import ConfigError
 from rlexp.sweep.compositions import Compositions
 
@@ -31,28 +31,20 @@ JOBS = {
 }
 
 
-class Counted(ConfigLoaderImpl):
-    """Counts what Hydra composes."""
-
-    composed = 0
-
-    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        self.composed += 1
-        return super().load_sweep_config(master_config, sweep_overrides)
-
-
 @pytest.fixture(scope="module")
-def loader() -> Counted:
+def loader():
     compose.register_resolvers()
-    return Counted(config_search_path=create_config_search_path(str(compose.CONF_DIR)))
+    return hydra_internals.config_loader(compose.CONF_DIR)
 
 
 @pytest.mark.parametrize(("jobs", "by_hydra"), JOBS.values(), ids=JOBS)
-def test_a_copy_is_what_hydra_composes(loader, jobs, by_hydra):
+def test_a_copy_is_what_hydra_composes(loader, monkeypatch, jobs, by_hydra):
     master = loader.load_configuration("config", overrides=COMMAND_LINE, run_mode=RunMode.MULTIRUN)
-    compositions, loader.composed = Compositions(loader, master), 0
-    found = [compositions.of([*COMMAND_LINE, *job]) for job in jobs]
-    assert loader.composed == by_hydra
+    compositions, counted = Compositions(loader, master), Mock(wraps=loader.load_sweep_config)
+    with monkeypatch.context() as patched:
+        patched.setattr(loader, "load_sweep_config", counted)
+        found = [compositions.of([*COMMAND_LINE, *job]) for job in jobs]
+    assert counted.call_count == by_hydra
     for one, job in zip(found, jobs, strict=True):
         wanted = loader.load_sweep_config(master, [*COMMAND_LINE, *job])
         assert OmegaConf.to_container(one) == OmegaConf.to_container(wanted)

@@ -153,4 +153,9 @@ def test_rich_is_used_in_these_places_only():
     sources = Path(rlexp.__file__).parents[1]
     found = [p for folder in ("rlexp", "launchers", "hydra_plugins") for p in (sources / folder).rglob("*.py")]
     users = {str(p.relative_to(sources)) for p in found if re.search(r"^\s*(from|import) rich", p.read_text(), re.M)}
-    assert users == {"rlexp/tables.py", "rlexp/loggers/progress.py", "rlexp/loggers/table.py"}
+    assert users == {
+        "rlexp/tables.py",
+        "rlexp/loggers/display.py",
+        "rlexp/loggers/progress.py",
+        "rlexp/loggers/table.py",
+    }

@@ -1,0 +1,48 @@
+"""What is needed of Hydra that it does not offer. No other file imports `hydra._internal`, which any version may change.
+
+It holds for Hydra 1.3.8 to 1.4.0rc3: `make test` and `make test-hydra14` run the tests of sweeps on one and on the other. A new
+version of Hydra is tried there before pyproject.toml lets it in.
+
+  Callbacks          a composed configuration is run here, by Hydra's `run_job`; its callbacks are called by Hydra's own main alone
+  get_args_parser    `python -m rlexp` takes what any application of Hydra's takes; `hydra.main` would exit the process
+  BasicSweeper       of sweepers only the abstract one is public; ours is Hydra's own grid, with batches that hear of results
+  the loader         composing a job over that of another with the same settings, in milliseconds (`rlexp.sweep.compositions`)
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal import config_loader_impl
+from hydra._internal.callbacks import Callbacks as Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper as BasicSweeper
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf as BasicSweeperConf
+from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import get_args_parser as get_args_parser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+
+def grid(overrides: Sequence[Override]) -> list[list[str]]:
+    """The jobs of Hydra's own sweeper, in its order: each value with each."""
+    (jobs,) = BasicSweeper.split_arguments(list(overrides), None)
+    return [list(job) for job in jobs]
+
+
+def apply_values(overrides: Sequence[Override], config: DictConfig) -> None:
+    """Puts the values of `key=value` into a composed configuration, as composing would."""
+    config_loader_impl.ConfigLoaderImpl._apply_overrides_to_config(list(overrides), config)
+
+
+def set_override_dirname(overrides: Sequence[Override], config: DictConfig) -> None:
+    """`hydra.job.override_dirname` of these overrides. Hydra 1.4 has a resolver for it."""
+    if dirname := vars(config_loader_impl).get("get_overrides_dirname"):
+        how = config.hydra.job.config.override_dirname
+        config.hydra.job.override_dirname = dirname(
+            overrides=overrides, kv_sep=how.kv_sep, item_sep=how.item_sep, exclude_keys=how.exclude_keys
+        )
+
+
+def config_loader(directory: Path) -> Any:
+    """Hydra's, over one folder of YAML."""
+    return config_loader_impl.ConfigLoaderImpl(config_search_path=create_config_search_path(str(directory)))
