@@ -1,61 +1,139 @@
-"""A ring of time-major rows: what environments did last, as plain arrays, and windows of it.
+"""A ring of time-major rows: what environments did last, as a table whose items are rows of one environment each.
 
-A row holds one time step of all environments, so the observation after a transition is that of the next row, and is
-stored once. Rows are added in blocks that fill the ring exactly, hence no block is ever split by its end.
+A row is one time step, so the observation after a transition is that of the next row, and is stored once. Rows are added in
+blocks of all environments, over the oldest ones; blocks fill the ring exactly, hence no block is ever split by its end. Row
+`slot` of environment `env` is item slot * B + env of the table, which has capacity * B places.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from rlexp.replay import sums, table, windows
+from rlexp.replay.sums import Sums
+from rlexp.replay.table import Table
+from rlexp.replay.windows import Pad, Window
 from rlexp.types import Key, PyTree
 
 
 class Ring(NamedTuple):
-    """The last `size` rows; the newest is the one before `head`."""
+    """The last `size` rows of each environment; the newest is the one before `head`."""
 
-    rows: PyTree  # leaves [capacity, B, ...]
+    table: Table
     head: Int[Array, ""]  # where the next row goes
     size: Int[Array, ""]  # rows that are filled
 
 
-def init(rows: PyTree, *, capacity: int) -> Ring:
+class Starts(NamedTuple):
+    """Rows that may be the first of a window."""
+
+    item: Int[Array, " K"]
+    held: Bool[Array, " K"]  # and so is all of their window
+
+
+def init(rows: PyTree, *, capacity: int, weighted: bool = False) -> Ring:
     """An empty ring for rows like `rows`, leaves [T, B, ...]: arrays or their structs."""
-    empty = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), rows)
-    return Ring(empty, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    item = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), rows)
+    zero = jnp.zeros((), jnp.int32)
+    return Ring(table.init(item, capacity=capacity * _lead(rows)[1], weighted=weighted), zero, zero)
 
 
 def add(ring: Ring, rows: PyTree) -> Ring:
-    """Adds a block of T rows, over the oldest where the ring is full. Every T is the same, and divides the capacity."""
-    capacity, num_rows = _length(ring.rows), _length(rows)
+    """Adds a block of T rows, over the oldest where the ring is full. Every T is the same, and divides the capacity.
+
+    The weights of the rows that were there stay until `weigh` is called.
+    """
+    num_rows, num_envs = _lead(rows)
+    capacity = ring.table.sampled.size // num_envs
     assert capacity % num_rows == 0, f"blocks of {num_rows} rows do not fill a ring of {capacity}"
-    written = jax.tree.map(
-        lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, ring.head, 0), ring.rows, rows
+    old, num = ring.table, num_rows * num_envs
+
+    def write(column: Array, new: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(column, new, ring.head * num_envs, 0)
+
+    written = old._replace(
+        columns=jax.tree.map(lambda x, new: write(x, new.reshape(num, *x.shape[1:])), old.columns, rows),
+        number=write(old.number, old.inserted + jnp.arange(num, dtype=jnp.uint32)),
+        sampled=write(old.sampled, jnp.zeros((num,), jnp.int32)),
+        inserted=old.inserted + jnp.uint32(num),
     )
     head = (ring.head + jnp.int32(num_rows)) % jnp.int32(capacity)
     return Ring(written, head, jnp.minimum(ring.size + jnp.int32(num_rows), jnp.int32(capacity)))
 
 
-def draw(ring: Ring, key: Key, *, shape: tuple[int, ...], length: int) -> tuple[Array, Array]:
-    """Where windows of `length` rows start, as (slot, environment), each int32 of `shape`: uniform, with replacement.
+def starts(ring: Ring, *, num_envs: int, num_rows: int, length: int) -> Starts:
+    """The rows whose windows of `length` rows a block of `num_rows` has completed, and those whose it has begun.
+
+    They are all whose weight must change with it: the others' windows were complete before, and still are.
+    """
+    capacity = ring.table.sampled.size // num_envs
+    age = jnp.arange(num_rows + length - 1, 0, -1, dtype=jnp.int32)[:, None]  # 1 is the newest row
+    item = ((ring.head - age) % jnp.int32(capacity)) * num_envs + jnp.arange(num_envs, dtype=jnp.int32)
+    held = jnp.broadcast_to((age >= length) & (age <= ring.size), item.shape)
+    return Starts(item.reshape(-1), held.reshape(-1))
+
+
+def weigh(ring: Ring, at: Starts, weight: Float[Array, " K"]) -> Ring:
+    """These weights for the windows that are held whole, and 0 for the others."""
+    assert isinstance(ring.table.weight, Sums), "this ring has no weights"
+    weight = jnp.where(at.held, weight, 0.0)
+    return ring._replace(table=ring.table._replace(weight=sums.update(ring.table.weight, at.item, weight)))
+
+
+def draw(ring: Ring, key: Key, *, num_envs: int, shape: tuple[int, ...], length: int) -> Int[Array, "..."]:
+    """Items with which windows of `length` rows start, int32 of `shape`: uniform, with replacement.
 
     No window crosses the head, where the newest row meets the oldest. The ring must hold `length` rows.
     """
     row_key, env_key = jax.random.split(key)
     age = jax.random.randint(row_key, shape, jnp.int32(0), ring.size - jnp.int32(length - 1))  # 0 is the oldest row
-    env = jax.random.randint(env_key, shape, 0, jax.tree.leaves(ring.rows)[0].shape[1], jnp.int32)
-    return (ring.head - ring.size + age) % jnp.int32(_length(ring.rows)), env
+    env = jax.random.randint(env_key, shape, 0, num_envs, jnp.int32)
+    capacity = ring.table.sampled.size // num_envs
+    return (ring.head - ring.size + age) % jnp.int32(capacity) * num_envs + env
 
 
-def read(ring: Ring, slot: Int[Array, "*N"], env: Int[Array, "*N"], *, length: int) -> PyTree:
-    """The windows that start there: leaves [length, *N, ...]."""
-    steps = jnp.arange(length, dtype=jnp.int32).reshape(-1, *(1 for _ in slot.shape))
-    slots = (slot + steps) % jnp.int32(_length(ring.rows))
-    envs = jnp.broadcast_to(env, slots.shape)
-    return jax.tree.map(lambda x: x.at[slots, envs].get(mode="promise_in_bounds"), ring.rows)
+def read(ring: Ring, item: Int[Array, "*K"], *, num_envs: int, length: int) -> PyTree:
+    """The windows that start there, all of them held: leaves [length, *K, ...]. They go on across the ends of episodes."""
+    steps = num_envs * jnp.arange(length, dtype=jnp.int32).reshape(-1, *(1 for _ in item.shape))
+    items = (item + steps) % jnp.int32(ring.table.sampled.size)
+    return jax.tree.map(lambda x: x.at[items].get(mode="promise_in_bounds"), ring.table.columns)
 
 
-def _length(rows: PyTree) -> int:
-    return jax.tree.leaves(rows)[0].shape[0]
+def read_around(
+    ring: Ring,
+    item: Int[Array, "*K"],
+    *,
+    num_envs: int,
+    offset: int,
+    length: int,
+    pad: Pad = "zero",
+    first: Bool[Array, " N"] | None = None,
+) -> Window:
+    """`length` rows from `offset` rows after each item's own, within what is held: see `windows.read`.
+
+    Args:
+      first: the column that says where an episode begins; None goes on across the ends of episodes.
+    """
+    capacity = ring.table.sampled.size // num_envs
+    age = (ring.head - 1 - item // num_envs) % jnp.int32(capacity)  # 0 is the newest row
+
+    def place(distance: Int[Array, "..."]) -> Int[Array, "..."]:
+        return (item + distance * num_envs) % jnp.int32(ring.table.sampled.size)
+
+    return windows.read(
+        lambda d: jax.tree.map(lambda x: x[place(d)], ring.table.columns),
+        lambda d: (age - d >= 0) & (age - d < ring.size),
+        None if first is None else lambda d: first[place(d)],
+        num=item.shape,
+        offset=offset,
+        length=length,
+        pad=pad,
+    )
+
+
+def _lead(rows: PyTree) -> tuple[int, int]:
+    """T and B of rows [T, B, ...]."""
+    num_rows, num_envs = jax.tree.leaves(rows)[0].shape[:2]
+    return num_rows, num_envs
