@@ -50,9 +50,9 @@ def prioritised(weights: Sums, key: Key, *, otherwise: Draws) -> Draws:
     return jax.tree.map(lambda x, y: jnp.where(total > 0.0, x, y), Draws(item, probability), otherwise)
 
 
-def importance(draws: Draws, num_items: Int[Array, ""], exponent: Float[Array, ""]) -> Float[Array, "*K"]:
+def importance(draws: Draws, num_items: Float[Array, ""], exponent: Float[Array, ""]) -> Float[Array, "*K"]:
     """(N P(i))^-exponent: what undoes the preference, wholly where the exponent is 1. See `normalised`."""
-    return (num_items.astype(jnp.float32) * draws.probability) ** -exponent
+    return (num_items * draws.probability) ** -exponent
 
 
 def normalised(weight: Float[Array, "U B"]) -> Float[Array, "U B"]:

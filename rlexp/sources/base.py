@@ -22,6 +22,7 @@ class Source(NamedTuple):
         0  # that one next() takes; 0: it has no environments, as a data set, and updates are counted
     )
     prefill_env_steps: int = 0  # that init takes
+    finish: Callable[[Batch], Batch] = lambda batch: batch  # what is to be done with the batch of all shards
 
 
 def no_feedback(data: Data, ids: Any, priority: Any) -> Data:

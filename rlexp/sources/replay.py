@@ -1,34 +1,63 @@
-"""Uniform replay: steps environments with the current policy, remembers, and learns from samples of the memory.
+"""Replay: steps environments with the current policy, remembers, and learns from samples of the memory.
 
-Each call adds one rollout and draws `num_updates` batches of windows, uniformly and with replacement, from all that it
-holds, the newest rows included. A window is a piece of one environment's true history:
+Each call adds one rollout and draws `num_updates` batches of windows, with replacement, from all that it holds, the newest
+rows included. A window is a piece of one environment's true history:
 
   * It never crosses the place where the newest rows meet the oldest.
   * It may hold the end of an episode and the beginning of the next, as any trajectory: `valid` and `discount` tell.
-  * Its first row may be an episode's last observation, which starts no transition. That sample has valid 0 in its first
-    row and counts nowhere: of a batch, about one sample in an episode's length.
 
-Each logical shard has a memory of its own, with its part of the capacity and of every batch.
+`selector=uniform`: each window is as likely as any other. Its first row may be an episode's last observation, which starts no
+transition. That sample has valid 0 in its first row and counts nowhere: of a batch, about one sample in an episode's length.
+
+`selector=prioritised`: Schaul et al. 2016, arXiv:1511.05952, the proportional variant; `rlexp.replay.selectors` has the
+equations. A window that was never drawn has the highest priority there was so far, rows that start no transition have none,
+and the priorities of a batch come back through `feedback`, after all updates of a call. One that is negative or not finite is
+refused: the old one stays, and `replay/refused` counts it.
+
+Each logical shard has a memory of its own, with its part of the capacity and of every batch. It draws from its own weights,
+so an item of a shard with small weights is drawn more often than from one memory; its importance says so.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import ConfigError, Count, CountOrZero, Host, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Positive, schema
 from rlexp.envs.base import Env
 from rlexp.replay import ring as rings
+from rlexp.replay import selectors, sums, table
 from rlexp.replay.ring import Ring
+from rlexp.replay.selectors import Draws
+from rlexp.replay.sums import Sums
 from rlexp.sources import rollout
 from rlexp.sources.base import Source, no_feedback
-from rlexp.types import Batch, Key, Metrics, PyTree
+from rlexp.types import Batch, Key, Mean, Metrics, PyTree
+
+_MOST_ROWS = 2**30  # of a shard: rows are counted in int32
+_DRAW = 2  # a stream of its own beside the two that `rings.draw` splits off
+
+
+@schema
+class Hp:
+    """Traced: of selector=prioritised."""
+
+    priority_exponent: NonNegative = 0.6
+    """How much priorities count: 0 draws uniformly, 1 in proportion to them."""
+    priority_floor: Positive = 1e-6
+    """Added to each priority, so that every transition can be drawn again."""
+    importance_start: Fraction = 0.4
+    """How much of the preference the importance weights undo at the beginning; 1 is all of it."""
+    importance_end: Fraction = 1.0
+    """The same after importance_env_steps."""
+    importance_env_steps: Positive = 500_000.0
+    """Environment steps, without the prefill, over which it goes from start to end."""
 
 
 @schema
 class Config:
-    """A memory of the last transitions, sampled uniformly."""
+    """A memory of the last transitions."""
 
     module: Host[str]
     capacity: Count
@@ -41,6 +70,17 @@ class Config:
     """Updates after each rollout. null: as the algorithm says, by algo.num_updates."""
     sequence_length: Count | None = None
     """Transitions of a sample, which are consecutive. null: as the algorithm says, by algo.n_step."""
+    selector: Literal["uniform", "prioritised"] = "uniform"
+    """Which transitions are drawn: all alike, or in proportion to what the algorithm found them worth."""
+    hp: Hp = Hp()
+
+
+class Priorities(NamedTuple):
+    """What a prioritised shard knows beside its ring."""
+
+    highest: jax.Array  # weight so far
+    refused: jax.Array  # priorities of the last call that were none, float32
+    calls: jax.Array  # of next, int32
 
 
 class Data(NamedTuple):
@@ -49,6 +89,7 @@ class Data(NamedTuple):
     rollout: rollout.Data
     ring: Ring  # rows [b, ...]
     key: Key
+    priorities: Priorities | tuple[()]  # () where they are not asked for
 
 
 def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
@@ -69,28 +110,71 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
     num_updates, num_transitions = _asked(config)
     shape = (num_updates, config.batch_size // num_shards)
     length = num_transitions + 1  # the last row supplies the observation after the last transition
+    weighted, hp = config.selector == "prioritised", config.hp
 
     def collect(data: Data, policy: Any) -> tuple[Data, Metrics]:
         stepped, batch, metrics = steps.next(data.rollout, policy)
-        return data._replace(rollout=stepped, ring=rings.add(data.ring, _rows(batch))), metrics
+        ring = rings.add(data.ring, _rows(batch))
+        if isinstance(data.priorities, Priorities):
+            at = rings.starts(ring, num_envs=num_envs, num_rows=num_steps, length=length)
+            worth = ring.table.columns.valid[at.item] * data.priorities.highest
+            ring = rings.weigh(ring, at, worth)
+        return data._replace(rollout=stepped, ring=ring), metrics
 
     def init(key: Key, policy: Any) -> Data:
         rollout_key, sample_key = jax.random.split(key)
         first = steps.init(rollout_key, policy)
         structs = jax.eval_shape(lambda: _rows(steps.next(first, policy)[1]))
-        data = Data(first, rings.init(structs, capacity=capacity), sample_key)
+        ring = rings.init(structs, capacity=capacity, weighted=weighted)
+        zero = jnp.zeros((), jnp.float32)
+        priorities = Priorities(zero + 1.0, zero, jnp.zeros((), jnp.int32)) if weighted else ()
+        data = Data(first, ring, sample_key, priorities)
         return jax.lax.fori_loop(0, num_prefills, lambda _, data: collect(data, policy)[0], data)
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         key, draw_key = jax.random.split(data.key)
         data, metrics = collect(data._replace(key=key), policy)
-        slot, env_index = rings.draw(data.ring, draw_key, shape=shape, length=length)
-        windows = rings.read(data.ring, slot, env_index, length=length)  # [length, U, B, ...]
+        item = rings.draw(data.ring, draw_key, num_envs=num_envs, shape=shape, length=length)
+        weight, ids = jnp.ones(shape, jnp.float32), ()
+        if isinstance(data.priorities, Priorities):
+            num_items = ((data.ring.size - jnp.int32(length - 1)) * num_envs).astype(jnp.float32)
+            otherwise = Draws(item, jnp.broadcast_to(1.0 / num_items, shape))
+            drawn = selectors.prioritised(_weights(data.ring), jax.random.fold_in(draw_key, _DRAW), otherwise=otherwise)
+            progress = data.priorities.calls.astype(jnp.float32) * (each * num_shards) / hp.importance_env_steps
+            exponent = hp.importance_start + jnp.minimum(progress, 1.0) * (hp.importance_end - hp.importance_start)
+            weight = selectors.importance(drawn, num_items, exponent)
+            item, ids = drawn.item, drawn.item
+            metrics = metrics | {"replay/refused": Mean(data.priorities.refused, jnp.ones((), jnp.float32))}
+            data = data._replace(priorities=data.priorities._replace(calls=data.priorities.calls + 1))
+        ring = data.ring._replace(table=table.mark(data.ring.table, item))
+        windows = rings.read(ring, item, num_envs=num_envs, length=length)  # [length, U, B, ...]
         trajectory = jax.tree.map(lambda x: x.swapaxes(0, 1), windows)
-        return data, Batch(trajectory, weight=jnp.ones(shape, jnp.float32)), metrics
+        return data._replace(ring=ring), Batch(trajectory, weight, ids), metrics
+
+    def feedback(data: Data, ids: Any, priority: Any) -> Data:
+        told = sums.sound(priority)
+        weight = (jnp.where(told, priority, 0.0) + hp.priority_floor) ** hp.priority_exponent
+        ring, before = data.ring, data.priorities
+        assert isinstance(before, Priorities)
+        weights = sums.update(_weights(ring), ids, weight, told)
+        ring = ring._replace(table=ring.table._replace(weight=weights))
+        highest = jnp.maximum(before.highest, jnp.max(jnp.where(told, weight, 0.0)))
+        refused = jnp.sum(~told, dtype=jnp.float32)
+        return data._replace(ring=ring, priorities=before._replace(highest=highest, refused=refused))
 
     each = steps.env_steps_per_update
-    return Source(init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=num_prefills * each)
+    made = Source(init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=num_prefills * each)
+    return made._replace(feedback=feedback, finish=_normalised) if weighted else made
+
+
+def _weights(ring: Ring) -> Sums:
+    assert isinstance(ring.table.weight, Sums)
+    return ring.table.weight
+
+
+def _normalised(batch: Batch) -> Batch:
+    """Over the highest importance of the batch of all shards."""
+    return batch._replace(weight=selectors.normalised(batch.weight))
 
 
 def _rows(batch: Batch) -> PyTree:
@@ -121,6 +205,14 @@ def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int) ->
         raise ConfigError(
             f"algo.source.batch_size: {config.batch_size} cannot be divided over {num_shards} shards; "
             f"the nearest that fits is {fits}"
+        )
+    if config.capacity < config.batch_size:
+        raise ConfigError(
+            f"algo.source.capacity: {config.capacity} is less than algo.source.batch_size {config.batch_size}"
+        )
+    if config.capacity // num_shards > _MOST_ROWS:
+        raise ConfigError(
+            f"algo.source.capacity: {config.capacity} is too much for {num_shards} shards; at most {_MOST_ROWS * num_shards}"
         )
     needed = -(-(num_transitions + 1) // num_steps)  # rollouts that hold one sample
     if config.capacity < needed * per_rollout:

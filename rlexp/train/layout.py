@@ -99,7 +99,7 @@ def collect(layout: Layout, source: Source) -> Callable:
                 check_vma=False,
             )
         data, batch, metrics = shards(data, policy)
-        return data, batch, jax.tree.map(lambda x: x.sum(axis=0), metrics)
+        return data, source.finish(batch), jax.tree.map(lambda x: x.sum(axis=0), metrics)
 
     return run
 

@@ -22,6 +22,7 @@ ALGORITHMS = [
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
     pytest.param(("algo=dqn",), marks=pytest.mark.slow),
+    pytest.param(("algo=dqn", "algo.source.selector=prioritised"), marks=pytest.mark.slow),
 ]
 
 

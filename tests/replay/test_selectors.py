@@ -128,13 +128,13 @@ def test_importance_undoes_the_preference():
     weight = RANDOM.uniform(0.5, 3.0, N).astype(np.float32)
     otherwise = uniform(jnp.asarray(held), jax.random.key(0), shape=(4, 40_000))
     drawn = prioritised(sums.of(weight), jax.random.key(1), otherwise=otherwise)
-    importance = selectors.importance(drawn, jnp.int32(N), jnp.float32(1.0))
+    importance = selectors.importance(drawn, jnp.float32(N), jnp.float32(1.0))
     assert abs(np.mean(importance * value[drawn.item]) - value.mean()) < 0.02
     assert abs(np.mean(value[drawn.item]) - value.mean()) > 0.02
     scaled = selectors.normalised(importance)
     np.testing.assert_allclose(scaled.max(axis=1), 1.0)
     np.testing.assert_allclose(scaled[0], importance[0] / importance[0].max(), rtol=1e-6)
-    np.testing.assert_array_equal(selectors.importance(drawn, jnp.int32(N), jnp.float32(0.0)), 1.0)
+    np.testing.assert_array_equal(selectors.importance(drawn, jnp.float32(N), jnp.float32(0.0)), 1.0)
 
 
 # --- removers --------------------------------------------------------------------------------------------------------

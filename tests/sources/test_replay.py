@@ -21,7 +21,7 @@ B, T = 3, 4  # environments and steps of a rollout
 
 def source(*, num_envs: int = B, num_steps: int = T, num_shards: int = 1, **changes: Any) -> Source:
     """The sizes in `changes` are global, num_envs is of one shard."""
-    values = dict(capacity=36, batch_size=64, num_updates=2, sequence_length=3, prefill_env_steps=0) | changes
+    values = dict(capacity=36, batch_size=32, num_updates=2, sequence_length=3, prefill_env_steps=0) | changes
     return replay.make(
         replay.Config(module="rlexp.sources.replay", **values),
         env=numbered(),
@@ -53,6 +53,11 @@ def windows(batch: Any) -> Any:
     return jax.tree.map(lambda x: np.concatenate(list(x), axis=1)[:-1], batch.trajectory)
 
 
+def rows_of(data: Any) -> Any:
+    """What a ring holds, as rows [capacity, B, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, B, *x.shape[1:]), data.ring.table.columns)
+
+
 @pytest.mark.parametrize("sequence_length", [1, 3])
 def test_windows_are_pieces_of_the_true_history_before_and_after_the_ring_is_full(sequence_length):
     """12 rows are held. The 9 calls, of 4 rows each, go round the ring three times."""
@@ -67,7 +72,7 @@ def test_windows_are_pieces_of_the_true_history_before_and_after_the_ring_is_ful
 
 def test_every_window_that_is_held_is_drawn_and_none_that_is_not():
     """After n calls rows 0 ... 4n - 1 were added, the last 12 are held, and a window is 4 of them."""
-    _, batches = call(9, batch_size=512)
+    _, batches = call(9, batch_size=32, num_updates=16)
     for i, batch in enumerate(batches):
         total = T * (i + 1)
         starts = np.unique(windows(batch).obs[0, :, 1])
@@ -80,9 +85,9 @@ def test_draws_are_uniform_over_rows_and_environments():
     ring = rings.init({"x": jax.ShapeDtypeStruct((T, B), jnp.float32)}, capacity=12)
     for _ in range(4):
         ring = rings.add(ring, {"x": jnp.zeros((T, B), jnp.float32)})
-    slot, env = rings.draw(ring, jax.random.key(0), shape=(30_000,), length=4)
-    cells, counts = np.unique(np.stack([slot, env]), axis=1, return_counts=True)
-    assert cells.shape[1] == 9 * B
+    item = rings.draw(ring, jax.random.key(0), num_envs=B, shape=(30_000,), length=4)
+    cells, counts = np.unique(item, return_counts=True)
+    assert cells.size == 9 * B
     expected = 30_000 / (9 * B)
     assert np.sum((counts - expected) ** 2 / expected) < 45.6  # 26 degrees of freedom: exceeded once in 100
 
@@ -91,15 +96,15 @@ def test_updates_of_a_call_and_calls_get_other_samples():
     _, (_, _, third, fourth) = call(4, sequence_length=3)
     starts = [third.trajectory.obs[0, 0], third.trajectory.obs[1, 0], fourth.trajectory.obs[0, 0]]
     assert all((starts[i] != starts[j]).any() for i, j in [(0, 1), (0, 2), (1, 2)])
-    assert {x.shape[:3] for x in jax.tree.leaves(third.trajectory)} == {(2, 4, 64)}
-    np.testing.assert_array_equal(third.weight, np.ones((2, 64), np.float32))
+    assert {x.shape[:3] for x in jax.tree.leaves(third.trajectory)} == {(2, 4, 32)}
+    np.testing.assert_array_equal(third.weight, np.ones((2, 32), np.float32))
 
 
 def test_prefill_acts_with_the_policy_that_init_gets_and_is_rounded_up_to_rollouts():
     assert source(prefill_env_steps=13).prefill_env_steps == 24  # of 12 a rollout
     data, _ = call(0, prefill_policy=2, prefill_env_steps=13)
     assert (int(data.ring.size), int(data.ring.head)) == (8, 8)
-    check_rows(jax.tree.map(lambda x: x[:8], data.ring.rows), policy=2)
+    check_rows(jax.tree.map(lambda x: x[:8], rows_of(data)), policy=2)
     _, (batch,) = call(1, prefill_policy=2, prefill_env_steps=13)
     rows = windows(batch)
     row = rows.obs[..., 1].astype(int)
@@ -110,7 +115,7 @@ def test_prefill_acts_with_the_policy_that_init_gets_and_is_rounded_up_to_rollou
 
 def test_rollouts_go_on_where_the_prefill_ended():
     data, _ = call(1, prefill_env_steps=13)
-    check_rows(data.ring.rows)
+    check_rows(rows_of(data))
     assert (int(data.ring.size), int(data.ring.head)) == (12, 0)
 
 
@@ -122,19 +127,19 @@ def test_a_prefill_larger_than_the_memory_leaves_its_newest_rows():
 
 def test_each_shard_samples_its_own_memory_and_the_shard_is_the_major_part_of_the_batch():
     layout = Layout(jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1]), 2, 1, ())
-    made = source(num_shards=2, capacity=72, batch_size=128)
+    made = source(num_shards=2, capacity=72, batch_size=64)
     policy = jnp.zeros((), jnp.int32)
     data = jax.jit(init_shards(layout, made))(jax.random.key(0), policy)
     step = jax.jit(collect(layout, made))
     for _ in range(3):
         data, batch, _ = step(data, policy)
-    assert batch.weight.shape == (2, 128)
+    assert batch.weight.shape == (2, 64)
     check_rows(windows(jax.device_get(batch)))
     drawn = np.asarray(batch.trajectory.obs[:, 0, :, 0])
     own = np.asarray(data.rollout.timestep.obs[..., 0])  # [shards, B]
     assert len(np.unique(own)) == 2 * B
     for shard in range(2):
-        assert set(np.unique(drawn[:, 64 * shard : 64 * (shard + 1)])) == set(own[shard])
+        assert set(np.unique(drawn[:, 32 * shard : 32 * (shard + 1)])) == set(own[shard])
 
 
 def test_members_of_a_pack_get_what_they_would_alone():
@@ -148,14 +153,17 @@ def test_members_of_a_pack_get_what_they_would_alone():
     assert (together.trajectory.obs[0] != together.trajectory.obs[1]).any()
 
 
-def test_a_step_writes_into_the_memory_and_does_not_copy_it():
+@pytest.mark.parametrize("selector", ["uniform", "prioritised"])
+def test_a_step_writes_into_the_memory_and_does_not_copy_it(selector):
     """The donated memory stays where it is, in a pack too: what a step costs does not grow with the capacity."""
-    made = source(capacity=12 * 1009)
+    made = source(capacity=12 * 1009, selector=selector)
     policy = jnp.zeros((), jnp.int32)
 
     def steps(data: Any) -> tuple[Any, Any]:
         def body(_: Any, carry: Any) -> Any:
             data, batch, _ = jax.vmap(lambda d: made.next(d, policy))(carry[0])
+            if selector == "prioritised":
+                data = jax.vmap(made.feedback)(data, batch.ids, batch.weight)
             return data, jax.tree.map(lambda x: x.sum(dtype=x.dtype) if x.dtype != bool else x.any(), batch)
 
         shapes = jax.eval_shape(lambda d: body(0, (d, None))[1], data)
@@ -163,7 +171,7 @@ def test_a_step_writes_into_the_memory_and_does_not_copy_it():
 
     data = jax.eval_shape(jax.vmap(lambda key: made.init(key, policy)), jax.random.split(jax.random.key(0), 2))
     text = jax.jit(steps, donate_argnums=0).lower(data).compile().as_text()
-    large = [line.strip() for line in text.splitlines() if re.search(r"= \w+\[[0-9,]*4036[0-9,]*\]", line)]
+    large = [line.strip() for line in text.splitlines() if re.search(r"= \w+\[[0-9,]*121(?:08|28)[0-9,]*\]", line)]
     assert large
     assert not [line for line in large if re.search(r"\bcopy(-start)?\(", line)]
 
@@ -172,9 +180,10 @@ def test_leaves_are_strong_and_keep_the_environments_types():
     data = jax.eval_shape(source().init, jax.random.key(0), jnp.zeros((), jnp.int32))
     leaves = jax.tree.leaves(data)
     assert all(not x.weak_type and x.size > 0 for x in leaves)
-    assert data.ring.rows.obs.shape == (12, B, 2)  # one observation a row
-    assert data.ring.rows.obs.dtype == jnp.float32
-    assert data.ring.rows.first.dtype == bool
+    columns = data.ring.table.columns
+    assert columns.obs.shape == (12 * B, 2)  # one observation a row
+    assert columns.obs.dtype == jnp.float32
+    assert columns.first.dtype == bool
 
 
 @pytest.mark.parametrize(
@@ -186,8 +195,13 @@ def test_leaves_are_strong_and_keep_the_environments_types():
             dict(num_shards=2, capacity=72, batch_size=65),
             "algo.source.batch_size: 65 cannot be divided over 2 shards; the nearest that fits is 64",
         ),
+        (dict(batch_size=37), "algo.source.capacity: 36 is less than algo.source.batch_size 37"),
         (
-            dict(capacity=12, sequence_length=4, prefill_env_steps=12),
+            dict(capacity=24 * 2**27, batch_size=2),
+            "algo.source.capacity: 3221225472 is too much for 1 shards; at most 1073741824",
+        ),
+        (
+            dict(capacity=12, batch_size=12, sequence_length=4, prefill_env_steps=12),
             "algo.source.capacity: 12 holds no sequence of 4 transitions; it needs 24",
         ),
         (
