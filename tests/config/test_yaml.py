@@ -32,13 +32,9 @@ ADDED_LATER = (
 )
 ADDED_LATER += ("comment", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu", "mem_per_cpu", "stderr_to_stdout", "network")
 ADDED_LATER += ("subnetwork", "service_account", "labels", "tags", "internal_ips", "slice_failures", "wait_hours")
-<<<<<<< HEAD
 ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several", "num_updates", "sequence_length")
-=======
-ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several")
 ADDED_LATER += ("selector", "hp", "priority_exponent", "priority_floor")  # of a replay
 ADDED_LATER += ("importance_start", "importance_end", "importance_env_steps")
->>>>>>> f378193 (Recipes name the selector of their replay)
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
