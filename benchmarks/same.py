@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from benchmarks.measure import BENCH, ROOT, Failed, Say, machine, table, versions
 
 HOME = BENCH / "same"
+HERE = HOME / "here"  # where both trees run: a sweep goes on where it began, and should find no other modules there
 ALGORITHMS, PRECISIONS = ("ppo", "pqn", "dqn"), ("f32", "bf16")
 WHOLE, HALF = 10_240, 9_216  # environment steps; DQN's memory is filled by the first 8,192
 WORK = (
@@ -58,8 +59,9 @@ class Side(NamedTuple):
         }
         environment |= {"JAX_COMPILATION_CACHE_DIR": str(self.cache)}
         command = [sys.executable, "-m", module, *arguments]
+        HERE.mkdir(parents=True, exist_ok=True)
         return subprocess.Popen(
-            command, cwd=self.tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def run(self, *arguments: str, module: str = "rlexp") -> None:
@@ -183,7 +185,7 @@ def compare_case(case: Case, base: Side, ours: Side, commit: str) -> list[Compar
     name = case.name.replace(" ", "-").replace(",", "")
     place, kept = HOME / "runs" / name, HOME / "base" / f"{commit}-{name}"
     known = {"machine": machine(), "versions": versions("jax", "jaxlib", "flax", "optax", "gymnax", "numpy")}
-    known["flags"] = os.environ.get("XLA_FLAGS", "")
+    known |= {"flags": os.environ.get("XLA_FLAGS", ""), "here": str(HERE)}
     done = kept / "done.json"
     if not done.exists() or json.loads(done.read_text()) != known:
         shutil.rmtree(kept, ignore_errors=True)
