@@ -116,8 +116,8 @@ def _in_process(seeds, common, where):
     from rlexp.machine import hardware
     from rlexp.machine.stop import Stop
     from rlexp.train import program
-    from rlexp.train.layout import Layout, over_members
-    from rlexp.train.loop import Member, layout_of, train_pack
+    from rlexp.train.layout import Layout, layout_of, over_members
+    from rlexp.train.loop import Member, train_pack
 
     def build(lr: float, seed: int):
         return experiment.build(compose.compose_node([*common, f"algo.hp.lr={lr}", f"seed={seed}"])[0])

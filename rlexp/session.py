@@ -19,7 +19,8 @@ from rlexp.sameness import resume_fingerprint
 from rlexp.storage import rundir, store
 from rlexp.train import memory, program
 from rlexp.train.evaluate import episode_means
-from rlexp.train.loop import Diverged, Member, Resume, layout_of, train_pack
+from rlexp.train.layout import layout_of
+from rlexp.train.loop import Diverged, Member, Resume, train_pack
 
 
 class CheckFailed(RuntimeError):

@@ -30,8 +30,8 @@ from rlexp.modes.plan import memory_of
 from rlexp.storage import rundir
 from rlexp.train import program
 from rlexp.train.evaluate import episode_means
-from rlexp.train.layout import Layout
-from rlexp.train.loop import Member, layout_of
+from rlexp.train.layout import Layout, layout_of
+from rlexp.train.members import Member
 from rlexp.train.metrics import mean
 from rlexp.train.program import Program
 

@@ -22,7 +22,7 @@ from rlexp.modes.profile import no_compilation_cache
 from rlexp.storage import rundir
 from rlexp.train import program
 from rlexp.train.layout import Layout
-from rlexp.train.loop import Member
+from rlexp.train.members import Member
 from rlexp.train.schedule import chunk_end
 
 

@@ -24,8 +24,8 @@ from rlexp.loggers import jsonl
 from rlexp.storage import rundir, store
 from rlexp.train import program
 from rlexp.train.evaluate import episode_means
-from rlexp.train.layout import Layout, over_members
-from rlexp.train.loop import Member, layout_of
+from rlexp.train.layout import Layout, layout_of, over_members
+from rlexp.train.members import Member
 from rlexp.train.metrics import mean
 from rlexp.train.program import Program, Run, Traced, collect_once, learn_once
 from rlexp.types import Batch, PyTree, Settings

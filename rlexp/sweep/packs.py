@@ -20,7 +20,8 @@ from rlexp.sweep.journal import Record
 from rlexp.sweep.leavers import Left, leavers
 from rlexp.sweep.manifest import OVER
 from rlexp.sweep.packing import PACKS, Job, name
-from rlexp.train.loop import Diverged, Member, Resume, layout_of, train_pack
+from rlexp.train.layout import layout_of
+from rlexp.train.loop import Diverged, Member, Resume, train_pack
 from rlexp.train.program import Traced, trace
 
 

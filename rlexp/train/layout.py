@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from rlexp.config import ConfigError
+from rlexp.experiment import Experiment
+from rlexp.machine import hardware
 from rlexp.machine.hardware import ParamRule
 from rlexp.sources.base import Source
 from rlexp.types import Batch, Metrics, PyTree, Trajectory
@@ -41,6 +43,13 @@ class Layout(NamedTuple):
     def member_sharding(self) -> NamedSharding:
         """Of arrays whose only structure is the leading members axis."""
         return NamedSharding(self.mesh, P("data") if self.members_on_data else P())
+
+
+def layout_of(members: Sequence[Experiment]) -> Layout:
+    """The mesh of the hardware profile, with a pack on it. Raises ConfigError where the devices are not there."""
+    lead = members[0]
+    mesh = hardware.make(lead.config.hardware, len(members))
+    return Layout(mesh, lead.num_shards, len(members), tuple(lead.config.hardware.param_rules))
 
 
 def over_members(layout: Layout, f: Callable) -> Callable:

@@ -17,10 +17,10 @@ import jax
 
 from rlexp import hints
 from rlexp.experiment import Experiment
-from rlexp.machine import distributed, hardware
+from rlexp.machine import distributed
 from rlexp.machine.stop import Stop
 from rlexp.train import between, metrics, program, schedule
-from rlexp.train.layout import Layout
+from rlexp.train.layout import layout_of
 from rlexp.train.members import Member, Pack, start_of
 from rlexp.train.metrics import Chunk
 from rlexp.train.saves import Resume, Saves, restore, take_learnt
@@ -28,13 +28,6 @@ from rlexp.train.saves import Resume, Saves, restore, take_learnt
 
 class Diverged(RuntimeError):
     """A metric is not finite. The last good checkpoint is kept."""
-
-
-def layout_of(members: Sequence[Experiment]) -> Layout:
-    """The mesh of the hardware profile, with a pack on it. Raises ConfigError where the devices are not there."""
-    lead = members[0]
-    mesh = hardware.make(lead.config.hardware, len(members))
-    return Layout(mesh, lead.num_shards, len(members), tuple(lead.config.hardware.param_rules))
 
 
 def train_pack(

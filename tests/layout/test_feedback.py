@@ -12,8 +12,7 @@ from support import build
 
 from rlexp.sources import rollout
 from rlexp.sources.base import Source
-from rlexp.train.layout import Layout, collect, feed_back, init_shards
-from rlexp.train.loop import layout_of
+from rlexp.train.layout import Layout, collect, feed_back, init_shards, layout_of
 from rlexp.train.program import Run, learn_once
 from rlexp.types import Settings, Update
 

@@ -10,7 +10,7 @@ from rlexp.config import load_module
 from rlexp.envs import probe
 from rlexp.networks.heads import Head
 from rlexp.train import program
-from rlexp.train.loop import layout_of
+from rlexp.train.layout import layout_of
 from rlexp.types import TimeStep
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from support import build, command_line
 
 from rlexp.modes import hlo
 from rlexp.train import program
-from rlexp.train.loop import layout_of
+from rlexp.train.layout import layout_of
 
 NETWORKS = {
     "mlp": ("env=gymnax/cartpole", "network.hidden=[24,40]"),

@@ -15,7 +15,7 @@ from rlexp import compose, experiment, sameness
 from rlexp.config import ConfigError
 from rlexp.storage import checkpoint
 from rlexp.sweep.packing import Job, packs
-from rlexp.train.loop import layout_of
+from rlexp.train.layout import layout_of
 from rlexp.train.metrics import mean
 from rlexp.train.program import Run, trace
 from rlexp.types import Settings
