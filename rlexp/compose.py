@@ -17,7 +17,7 @@ from hydra.core.utils import configure_log, run_job
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from rlexp import kinds
 from rlexp.config import ConfigError, nearest
@@ -111,7 +111,22 @@ def composed(overrides: Sequence[str]) -> Composed:
                 raise ConfigError(f"hydra.mode: {config.hydra.mode.name} is not allowed; expected -m for a sweep")
             config.hydra.mode = RunMode.RUN
             run_dir = _directory(config, "hydra.run.dir")
+            _check_source(config, app.config_loader, overrides)
         return Composed(config, app.config_loader, without_hydra(config), run_dir)
+
+
+def _check_source(config: DictConfig, loader: Any, overrides: Sequence[str]) -> None:
+    """Raises ConfigError for `source=NAME` beside an algorithm whose file holds a source of its own, which would count."""
+    given = {override_key(o): o for o in overrides}
+    if "source" not in given or "algo.source.module" in given:
+        return
+    found = loader.repository.load_config(f"source/{config.hydra.runtime.choices.source}")
+    wanted, module = OmegaConf.select(found.config, "module"), OmegaConf.select(config, "algo.source.module")
+    if found.header.get("package") == "algo.source" and wanted != module:
+        raise ConfigError(
+            f"{given['source']}: the file of algo={config.hydra.runtime.choices.algo} has a source of its own, {module}, which "
+            "would count; leave `source` out of that file, or give algo.source.module=... in place of this"
+        )
 
 
 def _directory(config: DictConfig, key: str) -> str:
@@ -216,6 +231,8 @@ def one_line() -> Iterator[None]:
         raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
     except Exception as error:
         text, file = _first_line(error), _read_file(error)
+        if isinstance(error, InterpolationKeyError) and error.full_key:
+            text = f"{error.full_key}: {text}"
         raise ConfigError(text if file is None or file in text else f"{file}: {text}") from error
 
 

@@ -9,9 +9,9 @@ import jax
 
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
-from rlexp.envs.base import Env
+from rlexp.envs.base import Env, HostEnv
 from rlexp.networks.base import MemoryTorso
-from rlexp.sources.base import Source
+from rlexp.sources.base import HostSource, Source, is_host
 from rlexp.types import EnvSpec, PyTree, Settings
 
 
@@ -23,8 +23,9 @@ class Experiment(NamedTuple):
     modules: dict[str, str]  # path of a node -> its module
     spec: EnvSpec
     algorithm: Algorithm
-    env_of: Callable[[Settings], Env]
-    source_of: Callable[[Settings], Source]  # one logical shard
+    on_host: bool  # the environments run in Python, and the source is a HostSource
+    env_of: Callable[[Settings], Any]  # an Env, or a HostEnv
+    source_of: Callable[[Settings], Any]  # a Source, of one logical shard; or a HostSource, of all
     hp: dict[str, float]  # traced; with total_updates
     settings: Settings  # the other traced settings
     num_shards: int
@@ -65,10 +66,12 @@ def build(
     source_module = load_module(modules["algo.source"], "algo.source")
     settings = Settings(_traced(config.env, "params", "env"), _traced(config.algo.source, "hp", "algo.source"))
 
-    def env_of(settings: Settings) -> Env:
-        return env_module.make(_replaced(config.env, "params", settings.env))
+    def env_of(settings: Settings) -> Env | HostEnv:
+        return env if isinstance(env, HostEnv) else env_module.make(_replaced(config.env, "params", settings.env))
 
-    env = env_of(settings)
+    env = env_module.make(_replaced(config.env, "params", settings.env))
+    on_host = is_host(source_module)
+    _check_place(config, modules, env, on_host)
     network = load_module(modules["network"], "network")
 
     def torso_of(spec: EnvSpec, *, memory: bool = False) -> Any:
@@ -87,9 +90,10 @@ def build(
         dtype=dtype,
         num_shards=num_shards,
     )
-    sizes = _sizes(config.algo, num_shards, source_module.make, modules)
+    of_one = 1 if on_host else num_shards  # what the source's numbers are of
+    sizes = _sizes(config.algo, of_one, source_module.make, modules)
 
-    def source_of(settings: Settings) -> Source:
+    def source_of(settings: Settings) -> Source | HostSource:
         return source_module.make(
             _replaced(config.algo.source, "hp", settings.source),
             env=env_of(settings),
@@ -99,13 +103,17 @@ def build(
         )
 
     source = source_of(settings)
-    env_steps_per_update = source.env_steps_per_update * num_shards or 1
+    if isinstance(source, HostSource) != on_host:
+        raise ConfigError(
+            f"algo.source.module: {modules['algo.source']}.make gives a {type(source).__name__}; its return type has to say so"
+        )
+    env_steps_per_update = source.env_steps_per_update * of_one or 1
     most = 2**31 - 1  # programs count in int32
     if env_steps_per_update > most:
         raise ConfigError(
             f"algo: {env_steps_per_update} environment steps in one update; at most {most} can be counted"
         )
-    prefill = source.prefill_env_steps * num_shards
+    prefill = source.prefill_env_steps * of_one
     total_updates = max(1, -(-(config.total_env_steps - prefill) // env_steps_per_update))
     if total_updates > most:
         raise ConfigError(
@@ -127,6 +135,7 @@ def build(
         modules=modules,
         spec=env.spec,
         algorithm=algorithm,
+        on_host=on_host,
         env_of=env_of,
         source_of=source_of,
         hp=hp,
@@ -135,6 +144,19 @@ def build(
         env_steps_per_update=env_steps_per_update,
         prefill_env_steps=prefill,
         total_updates=total_updates,
+    )
+
+
+def _check_place(config: Config, modules: Mapping[str, str], env: Any, on_host: bool) -> None:
+    """Raises ConfigError where the environment and the source are not of one place."""
+    if isinstance(env, HostEnv) == on_host:
+        return
+    runs, steps = "runs on the host", "steps compiled environments"
+    if on_host:
+        runs, steps = "is compiled", "steps environments of the host"
+    raise ConfigError(
+        f"algo.source.module: {modules['algo.source']} {steps}, and {env.spec.name} of {modules['env']} {runs}; "
+        f"expected source={'rollout, for one' if on_host else 'host'}"
     )
 
 

@@ -1,5 +1,6 @@
 """A trained run, opened again: for a notebook (`rlexp.load`) and for `run=eval`."""
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 from rlexp import experiment as experiments
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
-from rlexp.envs.base import Env
+from rlexp.envs.base import Env, HostEnv
 from rlexp.storage import rundir, store
 from rlexp.train.evaluate import Episodes, evaluate
+from rlexp.train.host import Player
 from rlexp.types import Key, PyTree, TimeStep
 
 
@@ -26,7 +28,7 @@ class Agent(NamedTuple):
     """
 
     config: Config
-    env: Env
+    env: Env | HostEnv
     algorithm: Algorithm
     state: PyTree  # all that was learnt: params, normaliser, optimiser, hp, ...
     update: int  # updates that it was trained for
@@ -45,7 +47,10 @@ class Agent(NamedTuple):
     def evaluate(self, key: Key, *, num_episodes: int) -> Episodes:
         """Plays as many whole episodes."""
         policy = self.algorithm.policy(self.state, self.explore)
-        play = jax.jit(lambda policy, key: evaluate(self.env, self.algorithm, policy, key, num_episodes=num_episodes))
+        if isinstance(env := self.env, HostEnv):
+            with contextlib.closing(Player(env, self.algorithm, num_episodes)) as player:
+                return player.episodes(policy, key)
+        play = jax.jit(lambda policy, key: evaluate(env, self.algorithm, policy, key, num_episodes=num_episodes))
         return play(policy, key)
 
 

@@ -17,7 +17,7 @@ from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sameness import resume_fingerprint
 from rlexp.storage import rundir, store
-from rlexp.train import memory, program
+from rlexp.train import host, memory, program
 from rlexp.train.evaluate import episode_means
 from rlexp.train.layout import layout_of
 from rlexp.train.loop import Diverged, Member, Resume, train_pack
@@ -61,6 +61,8 @@ def prepare(
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
     experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"] if meta else None)
+    if experiment.on_host:
+        host.check(config)
     if config.run == "plan":
         hardware.describe(config.hardware)
         return experiment

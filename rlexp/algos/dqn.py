@@ -21,7 +21,7 @@ import optax
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
-from rlexp.config import Count, Flag, Fraction, Host, Part, Positive, schema
+from rlexp.config import ConfigError, Count, Flag, Fraction, Host, Part, Positive, schema
 from rlexp.networks.heads import Head
 from rlexp.ops.losses import huber
 from rlexp.ops.returns import n_step_return
@@ -104,8 +104,13 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """DQN for an environment. Raises ConfigError for continuous actions."""
+    """DQN for an environment. Raises ConfigError for continuous actions, and a source that keeps no memory."""
     del num_shards
+    if vars(config.source).keys() <= {"module"}:  # without a single setting: as it comes, whole rollouts
+        raise ConfigError(
+            "algo.source: dqn learns from samples of a memory, and this source has none; expected source=replay, which steps "
+            "compiled environments"
+        )
     head = Head(torso_of(spec), common.num_actions(spec, "dqn"), scale=1.0, dtype=dtype)
 
     def q_of(params: PyTree, obs: PyTree) -> Any:

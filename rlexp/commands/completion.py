@@ -101,6 +101,9 @@ def complete(line: str) -> list[str]:
     return sorted({x for x in found if x.startswith(word)})
 
 
+PLACES = {"source": "algo.source"}  # groups that fill another node than that of their name
+
+
 # --- keys --------------------------------------------------------------------------------------------------------------
 
 
@@ -122,11 +125,11 @@ def _known(given: Sequence[str]) -> dict[str, list[str]]:
     by_module: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("keys.json").read_text())
     known = dict(by_module[""])
     for group, option in _chosen(given).items():
-        node = _node(group, option, given)
-        known |= {f"{group}.{key}": [] for key in _paths(node)}
-        known |= {f"{group}.{key}": values for key, values in by_module.get(str(node.get("module")), {}).items()}
+        node, place = _node(group, option, given), PLACES.get(group, group)
+        known |= {f"{place}.{key}": [] for key in _paths(node)}
+        known |= {f"{place}.{key}": values for key, values in by_module.get(str(node.get("module")), {}).items()}
         if "module" not in node:  # such as debug
-            known |= {f"{group}.{key}": values for key, values in by_module.get(group, {}).items()}
+            known |= {f"{place}.{key}": values for key, values in by_module.get(group, {}).items()}
     return known
 
 
@@ -139,12 +142,14 @@ def _paths(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _chosen(given: Sequence[str]) -> dict[str, str]:
-    """{group: option}: by default, by the experiment, by the command line."""
+    """{group: option}: by default, by the algorithm, by the environment, by the experiment, by the command line."""
     chosen = _defaults(_read(_CONF / "config.yaml"))
     said = {key.split("@")[0]: value.strip("'\"[]") for key, _, value in (w.partition("=") for w in given) if value}
-    if experiment := said.get("experiment"):
-        chosen |= _defaults(_node("experiment", experiment, given))
-    return {group: said.get(group, option) for group, option in chosen.items()}
+    recipe = _defaults(_node("experiment", said["experiment"], given)) if "experiment" in said else {}
+    for group in ("algo", "env"):
+        if option := said.get(group, (chosen | recipe).get(group)):
+            chosen |= _defaults(_node(group, option, given))
+    return {group: said.get(group, option) for group, option in (chosen | recipe).items()}
 
 
 def _defaults(node: Mapping[str, Any]) -> dict[str, str]:

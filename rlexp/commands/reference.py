@@ -17,6 +17,7 @@ import yaml
 from pydantic import GetPydanticSchema, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from rlexp.commands.completion import PLACES
 from rlexp.compose import CONF_DIR
 from rlexp.config import Config, key_of, load_module
 
@@ -69,7 +70,7 @@ def page() -> str:
             group = part.group
         names = ", ".join(f"`{group}={option}`" for option in part.options)
         lines += [f"### {part.module}", ""] if part.module else []
-        lines += [f"{part.doc} {names}", "", *_table(part.keys, group)]
+        lines += [f"{part.doc} {names}", "", *_table(part.keys, PLACES.get(group, group))]
     return "\n".join(lines)
 
 
@@ -93,7 +94,8 @@ def parts() -> Iterator[Part]:
         if isinstance(d, dict)
         for k, v in d.items()
     }
-    for group in (name for name, first in chosen.items() if first and name in vars(Config)["__dataclass_fields__"]):
+    fields = {*PLACES, *vars(Config)["__dataclass_fields__"]}
+    for group in (name for name, first in chosen.items() if first and name in fields):
         folder, first = CONF_DIR / group, chosen[group]
         options = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
         options.sort(key=lambda option, first=first: option != first)
@@ -105,8 +107,9 @@ def parts() -> Iterator[Part]:
         made_of = {option: node.get("module", nodes[first]["module"]) for option, node in nodes.items()}
         for module in dict.fromkeys(made_of.values()):
             its = [option for option in options if made_of[option] == module]
-            cls = load_module(module, group).Config
-            yield Part(group, its, module, _first_line(cls), list(_keys(cls, nodes[its[0]], "", group)))
+            place = str(PLACES.get(group, group))
+            cls = load_module(module, place).Config
+            yield Part(group, its, module, _first_line(cls), list(_keys(cls, nodes[its[0]], "", place)))
 
 
 def _top() -> list[Key]:
@@ -121,7 +124,7 @@ def _keys(cls: type, node: Mapping[str, Any], prefix: str, path: str) -> Iterato
     for field in dataclasses.fields(cls):
         name = key_of(field)
         key, value = f"{prefix}{name}", node.get(name, ...)
-        if field.name == "module":
+        if field.name == "module" or f"{path}.{name}" in PLACES.values():  # which has a group of its own
             continue
         if isinstance(value, Mapping) and "module" in value:  # a part in a part, such as algo.source
             yield from _keys(load_module(value["module"], key).Config, value, f"{key}.", f"{path}.{field.name}")
@@ -207,6 +210,8 @@ def _values(hint: Any) -> list[str]:
 
 
 def _table(keys: Sequence[Key], group: str) -> list[str]:
+    if not keys:
+        return []
     lines = ["| key | type | default | |", "| :-- | :-- | :-- | :-- |"]
     for key in keys:
         path = f"{group}.{key.path}" if group else key.path

@@ -1,6 +1,6 @@
 """What an environment is, and `episodic`, which gives any step function the reset and truncation rules of the platform.
 
-Everything here is for one environment: no leading axes. `batched` has them.
+All but environments of the host is for one environment: no leading axes. `batched` has them.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,6 +34,22 @@ class Env(NamedTuple):
 def batched(env: Env) -> Batched:
     """As many environments as there are keys: those of `env.batch`, or `env` under vmap."""
     return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step))
+
+
+class Opened(NamedTuple):
+    """Environments [B] of the host. Arrays are NumPy's, of the types of the spec; what was given is not written to again."""
+
+    reset: Callable[[np.ndarray], TimeStep]  # (seeds uint32 [B]): all begin anew; equal seeds, equal episodes
+    step: Callable[[Any], TimeStep]  # (actions [B, ...]), as the spec has them
+    close: Callable[[], None]
+
+
+class HostEnv(NamedTuple):
+    """An environment that cannot be compiled: it is stepped in Python, many at a time, with the same next-step autoreset."""
+
+    spec: EnvSpec
+    open: Callable[[int], Opened]  # (how many)
+    info: tuple[str, ...] = ()  # the names in TimeStep.info
 
 
 class Transition(NamedTuple):

@@ -61,6 +61,11 @@ def plan_run(member: Member) -> dict[str, Any]:
     lead, directory = member.experiment, member.dir
     target = _target(lead)
     print(f"compiling {lead.config.algo.module} for {lead.spec.name} on {target}; this can take a minute", flush=True)
+    if lead.on_host:
+        print(
+            "the environments run on the host: what is planned is the learning, without them and without acting",
+            flush=True,
+        )
     report, costs, text = plan(lead)
     rundir.write_json(directory / "plan.json", report)
     rundir.write_json(directory / "summary.json", rundir.summary(compile_s=report["compile_s"]))

@@ -1,7 +1,12 @@
-"""What a source is: it turns a policy into trajectories. Rollouts, replay, host actors and datasets all are sources."""
+"""What a source is: it turns a policy into trajectories. Rollouts, replay, host actors and datasets all are sources.
+
+There are two types, and a module's `make` says by its return type which one it makes: a `Source` is part of the compiled
+program, a `HostSource` is Python beside it. So it is known before anything is built.
+"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, get_type_hints
 
 from rlexp.types import Batch, Key, Metrics
 
@@ -17,12 +22,33 @@ class Source(NamedTuple):
     init: Callable[[Key, Any], Data]  # (key, policy); a replay prefills here
     next: Callable[[Data, Any], tuple[Data, Batch, Metrics]]  # (data, policy)
     feedback: Callable[[Data, Any, Any], Data]  # (data, Batch.ids [U, B, ...], priority [U, B]), after all U updates
-    pure: bool = True  # False: next() runs on the host
     env_steps_per_update: int = (
         0  # that one next() takes; 0: it has no environments, as a data set, and updates are counted
     )
     prefill_env_steps: int = 0  # that init takes
     finish: Callable[[Batch], Batch] = lambda batch: batch  # what is to be done with the batch of all shards
+
+
+class HostSource(NamedTuple):
+    """The same in Python, for all shards of this process at once; of the batch [U, T+1, B, ...] the shard is the major part of B.
+
+    What `next` gives are NumPy arrays, which go to the devices once a batch. Data is what a checkpoint keeps: arrays. All
+    else, such as environments, is the source's own; it comes to be at the first `next` after `init`, after a resume, and after
+    `close`.
+    """
+
+    init: Callable[[Key, Any], Data]  # (key, policy); what it had from before is gone
+    next: Callable[[Data, Any], tuple[Data, Batch, Metrics]]  # (data, policy)
+    feedback: Callable[[Data, Any, Any], Data]  # (data, Batch.ids [U, B, ...], priority [U, B]), NumPy arrays
+    close: Callable[[], None]  # ends what it has started; may be called twice
+    shapes: Callable[[Any], tuple[Data, Batch, Metrics]]  # (policy) -> jax.ShapeDtypeStructs of what next() gives
+    env_steps_per_update: int = 0
+    prefill_env_steps: int = 0
+
+
+def is_host(module: ModuleType) -> bool:
+    """Whether a module's `make` gives a HostSource, as its return type says."""
+    return get_type_hints(module.make).get("return") is HostSource
 
 
 def no_feedback(data: Data, ids: Any, priority: Any) -> Data:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from rlexp.compose import override_key
 from rlexp.config import Config, ConfigError, load_module
 from rlexp.sameness import job_fingerprint, pack_key
+from rlexp.sources.base import is_host
 
 PackMode = Literal["auto", "off", "require"]
 PACKS = "packs"  # in the sweep's directory: what packs keep while they train
@@ -95,11 +96,9 @@ def apart(pack: Sequence[Job], num_processes: int, mode: PackMode) -> list[Seque
 
 
 def _on_the_host(job: Job) -> bool:
-    """Whether the source steps its environments outside the compiled program: its module says so by `PURE = False`.
-
-    Building the source would tell by its `pure`, but would start JAX before the hardware is chosen.
-    """
-    return not getattr(load_module(job.modules["algo.source"], "algo.source"), "PURE", True)
+    """Whether the environments run outside the compiled program. Nothing is built for it: JAX must not start before the hardware
+    is chosen."""
+    return is_host(load_module(job.modules["algo.source"], "algo.source"))
 
 
 def name(pack: Sequence[Job]) -> str:

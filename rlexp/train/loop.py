@@ -23,6 +23,7 @@ from rlexp.train import between, metrics, program, schedule
 from rlexp.train.layout import layout_of
 from rlexp.train.members import Member, Pack, start_of
 from rlexp.train.metrics import Chunk
+from rlexp.train.parts import FORGOTTEN
 from rlexp.train.saves import Resume, Saves, restore, take_learnt
 
 
@@ -83,6 +84,7 @@ def train_pack(
             # 2. Compile, once.
             pack.progress.begin(f"compiling {config.algo.module} for {lead.spec.name}; this can take a minute")
             compiled = traced.compile()
+            closing.callback(compiled.close)
             pack.summary["compile_s"] = compiled.compile_s
             pack.progress.begin(
                 f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps"
@@ -195,6 +197,8 @@ def _notices(experiment: Experiment, resumed: Mapping[str, Any] | None) -> list[
     notices = [f"total_env_steps {asked:,} is rounded up to {total:,}: whole updates"] if total != asked else []
     if resumed:
         notices.append(f"resumed at {resumed['env_steps']:,} environment steps")
+        if experiment.on_host:
+            notices.append(FORGOTTEN)
         if resumed["total_updates"] != experiment.total_updates:
             before = experiment.env_steps(resumed["total_updates"])
             notices.append(

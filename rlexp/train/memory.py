@@ -25,12 +25,16 @@ def check(experiment: Experiment, mesh: Mesh) -> None:
     try:
         state = jax.eval_shape(experiment.algorithm.init, key, hp)
         policy = jax.eval_shape(lambda s: experiment.algorithm.policy(s, True), state)
-        data = jax.eval_shape(source.init, key, policy)
-        _, batch, _ = jax.eval_shape(source.next, data, policy)
-        episode = jax.eval_shape(env.reset, key)
+        if experiment.on_host:
+            data, batch, _ = source.shapes(policy)
+            episode = env.spec.observation
+        else:
+            data = jax.eval_shape(source.init, key, policy)
+            _, batch, _ = jax.eval_shape(source.next, data, policy)
+            episode = jax.eval_shape(env.reset, key)
     except OverflowError as error:
         raise ConfigError(f"algo, network: arrays of these sizes cannot be made: {error}") from error
-    shards = experiment.num_shards
+    shards = 1 if experiment.on_host else experiment.num_shards
     parts = {
         "network: parameters and optimiser": _size(state),
         "algo: environments and replay memory": _size(data) * shards,

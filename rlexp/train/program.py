@@ -1,4 +1,5 @@
-"""The compiled programs of a pack: init, chunk, evaluate. Each is compiled once, ahead of time.
+"""The compiled programs of a pack: init, chunk, evaluate. Each is compiled once, ahead of time. Where environments run on the host,
+`rlexp.train.host` makes the same three of Python and a compiled half.
 
 Every argument and result has the members as its first axis. Members differ in data only: seed, hyperparameters and
 other traced settings.
@@ -7,7 +8,7 @@ other traced settings.
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,57 +16,28 @@ import numpy as np
 
 from rlexp.experiment import Experiment
 from rlexp.sources.base import no_feedback
+from rlexp.train import host
 from rlexp.train.evaluate import Episodes, evaluate
 from rlexp.train.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
-from rlexp.types import Batch, Key, Metrics, PyTree, Settings
-
-
-class Run(NamedTuple):
-    """A whole run: what is checkpointed, vmapped, sharded and donated."""
-
-    state: PyTree
-    data: PyTree  # the source's
-    settings: Settings  # the environment and the source are built from them, inside the trace
-
-
-class Program(NamedTuple):
-    """What the trainer calls."""
-
-    init: Callable[[], Run]
-    chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
-    evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
-    compile_s: float
-    executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
-
-
-class Traced(NamedTuple):
-    """A pack before compilation: enough to restore a checkpoint."""
-
-    abstract_run: Run  # shapes, types and shardings
-    settings: Callable[[], Settings]  # of a fresh Run, on the devices
-    compile: Callable[[], Program]
-    # The evaluation alone, (run.state, run.settings, update) -> [members, num_episodes]. It is the very program that a run
-    # evaluates with: with other shapes, or constants for arguments, XLA rounds differently, and episodes end elsewhere.
-    compile_evaluate: Callable[[], Callable[[PyTree, Settings, int], Episodes]]
-    lower_chunk: Callable[[], jax.stages.Lowered]  # needs no devices: the mesh may be one that is only described
-    # The same for as many other members, which differ in data only: they are compiled once for all.
-    with_members: Callable[[Sequence[Experiment]], "Traced"]
-
-
-# Streams of a seed: a new one never reshuffles the others.
-_TRAIN, _EVALUATE, _BETWEEN = 0, 1, 2
-
-
-def evaluation_key(seed: Any, update: Any) -> Key:
-    """The evaluation after so many updates plays the same episodes in training, after a resume, and under run=eval."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _EVALUATE), update)
+from rlexp.train.parts import (
+    BETWEEN,
+    Program,
+    Run,
+    Traced,
+    evaluation_key,
+    learn_from,
+    member_data,
+    stacked_settings,
+    train_keys,
+)
+from rlexp.types import Batch, Metrics, PyTree, Settings
 
 
 def changed_by(change: Callable, traced: Traced, seed: int) -> Callable[[Run, int, np.ndarray], Run]:
     """(run, update, returns [members]) -> run, by a Between's `change`, compiled at its first use. The run is donated."""
 
     def changed(run: Run, update: jax.Array, returns: jax.Array) -> Run:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _BETWEEN), update)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), BETWEEN), update)
         return change(key, run, returns)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
@@ -83,8 +55,8 @@ def collect_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[PyTr
 def learn_once(experiment: Experiment, layout: Layout, run: Run, batch: Batch) -> tuple[Run, Metrics]:
     """The second half: learn from what was collected, and tell the source what it was worth."""
     source, data = experiment.source_of(run.settings), run.data
+    state, updates = learn_from(experiment, run.state, batch)
     with jax.named_scope("update"):
-        state, updates = jax.lax.scan(experiment.algorithm.update, run.state, batch)
         if updates.priority is not None and source.feedback is not no_feedback:
             data = feed_back(layout, source)(data, batch.ids, updates.priority)
         return Run(state, data, run.settings), jax.tree.map(jnp.sum, updates.metrics)
@@ -100,10 +72,12 @@ def update_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[Run, 
 def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     """Experiments may differ in seed, hp and settings only."""
     lead = experiments[0]
+    if lead.on_host:
+        return host.trace(experiments, layout)
     greedy = lead.config.eval.mode == "greedy"
 
     def init_one(seed: jax.Array, hp: PyTree, settings: Settings) -> Run:
-        state_key, data_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), _TRAIN))
+        state_key, data_key = train_keys(seed)
         state = lead.algorithm.init(state_key, hp)
         policy = lead.algorithm.policy(state, True)
         return Run(state, init_shards(layout, lead.source_of(settings))(data_key, policy), settings)
@@ -132,7 +106,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return over_members(layout, lambda s, t, k: evaluate_one(s, t, k, update))(state, settings, seeds)
 
     init_all = over_members(layout, init_one)
-    shapes = jax.eval_shape(init_all, *_member_data(experiments))
+    shapes = jax.eval_shape(init_all, *member_data(experiments))
     shardings = run_shardings(layout, shapes)
     abstract_run = jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
@@ -147,12 +121,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
     @functools.cache
     def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-        placed = jax.device_put(_member_data(experiments), per_member)
+        placed = jax.device_put(member_data(experiments), per_member)
         return jax.jit(init_all, out_shardings=shardings).lower(*placed).compile(), lower_chunk().compile()
 
     @functools.cache
     def evaluation() -> jax.stages.Compiled:
-        seeds, *_ = jax.device_put(_member_data(experiments), per_member)
+        seeds, *_ = jax.device_put(member_data(experiments), per_member)
         play = jax.jit(evaluate_all, out_shardings=per_member)
         return play.lower(abstract_run.state, abstract_run.settings, seeds, count).compile()
 
@@ -160,7 +134,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         def compile_all() -> Program:
             began = time.perf_counter()
             (init, chunk), play = executables(), compile_evaluate()
-            placed = jax.device_put(_member_data(members), per_member)
+            placed = jax.device_put(member_data(members), per_member)
             return Program(
                 init=lambda: init(*placed),
                 chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
@@ -173,24 +147,9 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             return jax.device_put(stacked_settings(members), shardings.settings)
 
         def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
-            play, (seeds, *_) = evaluation(), jax.device_put(_member_data(members), per_member)
+            play, (seeds, *_) = evaluation(), jax.device_put(member_data(members), per_member)
             return lambda state, settings, update: play(state, settings, seeds, np.int32(update))
 
         return Traced(abstract_run, settings, compile_all, compile_evaluate, lower_chunk, of)
 
     return of(experiments)
-
-
-def _member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, Settings]:
-    """What members differ in: (seeds, hyperparameters, other settings)."""
-    seeds = np.array([e.config.seed for e in experiments], np.uint32)
-    return seeds, _stack([e.hp for e in experiments]), stacked_settings(experiments)
-
-
-def stacked_settings(experiments: Sequence[Experiment]) -> Settings:
-    """Those of the members, as they stand in a fresh Run."""
-    return _stack([e.settings for e in experiments])
-
-
-def _stack(trees: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *xs: np.array(xs, np.float32), *trees)

@@ -40,7 +40,13 @@ OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
     for path in compose.CONF_DIR.rglob("*/*.yaml")
 )
-NEEDS = {"network=cnn": ["env=gymnax/breakout"], "env=gymnax_class": ["env.name=a:B"]}  # an image; a class
+NEEDS = {
+    "network=cnn": ["env=gymnax/breakout"],  # an image
+    "env=gymnax_class": ["env.name=a:B"],
+    "env=gymnasium": ["env.id=CartPole-v1"],
+    "source=replay": ["algo=dqn"],
+    "source=host": ["env=gymnasium/cartpole"],
+}
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -11,19 +11,21 @@ import pytest
 import yaml
 
 from rlexp.config import load_module, parse
-from rlexp.envs.base import Env, action_struct
+from rlexp.envs.base import Env, HostEnv, action_struct
 from rlexp.types import Continuous, Discrete, MultiDiscrete, TimeStep
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "env"
 OPTIONS = sorted(str(p.relative_to(CONF).with_suffix("")) for p in CONF.rglob("*.yaml"))
-OPTIONS.remove("gymnax_class")  # adapts a class that it does not name
+for adapter in ("gymnax_class", "gymnasium"):  # of what they do not name
+    OPTIONS.remove(adapter)
 NUM_ENVS = 6
 SHORT = 20  # the limit in these tests, of environments that may be cut off at all
 
 
-def build(option: str, **changes) -> Env:
+def build(option: str, **changes) -> Env | HostEnv:
     node = yaml.safe_load((CONF / f"{option}.yaml").read_text()) | changes
+    node.pop("defaults", None)
     module = load_module(node["module"], "env")
     config, _ = parse(node, module.Config, "env")
     return module.make(config)
@@ -67,7 +69,7 @@ def described(tree, num_leading: int = 0):
 
 def test_table_of_the_documentation_is_complete():
     assert sorted(documented()) == OPTIONS
-    assert len(OPTIONS) == 26 + 7
+    assert len(OPTIONS) == 26 + 7 + 1
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -87,6 +89,9 @@ def test_contract(option):
     # An environment whose game always ends keeps its limit, and must never reach it; of the others episodes are cut.
     env = build(option, max_episode_steps=SHORT) if int(limit) > SHORT and ends_by != "termination" else build(option)
     limit = env.spec.max_episode_steps
+    if isinstance(env, HostEnv):
+        check_rows(host_rows(env), limit, ends_by)
+        return
     reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
     state, timestep = reset(jax.random.split(jax.random.key(0), NUM_ENVS))
     assert np.asarray(timestep.first).all()
@@ -109,6 +114,21 @@ def test_contract(option):
     assert reset._cache_size() == 1
     assert step._cache_size() == 1  # a weak type in what reset returned would have made a second program
     check_rows(jax.tree.map(lambda *x: np.stack(x), *rows), limit, ends_by)
+
+
+def host_rows(env: HostEnv) -> TimeStep:
+    """[T, B, ...] of one that runs on the host, whose types are those of the spec at every step."""
+    opened = env.open(NUM_ENVS)
+    timestep = opened.reset(np.arange(NUM_ENVS, dtype=np.uint32))
+    assert timestep.first.all()
+    assert described(timestep.obs, 1) == described(env.spec.observation)
+    types, rows = described(timestep), [timestep]
+    for t in range(3 * SHORT):
+        timestep = opened.step(np.asarray(actions(env, t)))
+        assert described(timestep) == types
+        rows.append(timestep)
+    opened.close()
+    return jax.tree.map(lambda *x: np.stack(x), *rows)
 
 
 def check_rows(rows: TimeStep, limit: int, ends_by: str) -> None:

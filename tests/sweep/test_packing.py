@@ -52,13 +52,10 @@ def test_everything_else_is_another_program(line):
     assert numbers(packs(jobs("seed=1", line, "seed=2"), pack="auto", max_pack=None)) == [[0, 2], [1]]
 
 
-def test_jobs_whose_environments_are_on_the_host_are_never_packed(monkeypatch):
-    from rlexp.sources import rollout
-
-    monkeypatch.setattr(rollout, "PURE", False, raising=False)
-    found = jobs("seed=1", "seed=2")
-    assert numbers(packs(found, pack="auto", max_pack=None)) == [[0], [1]]
-    with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(seed=1\) .* run on the host"):
+def test_jobs_whose_environments_are_on_the_host_are_never_packed():
+    found = jobs("env=gymnasium/cartpole seed=1", "env=gymnasium/cartpole seed=2", "seed=1", "seed=2")
+    assert numbers(packs(found, pack="auto", max_pack=None)) == [[0], [1], [2, 3]]
+    with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(env=\S+ seed=1\) .* run on the host"):
         packs(found, pack="require", max_pack=None)
 
 

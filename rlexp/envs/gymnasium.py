@@ -1,0 +1,201 @@
+"""Environments of Gymnasium, and of whatever registers with it. They run on the host. gymnasium.farama.org
+
+Gymnasium's own `SyncVectorEnv` steps them, one after the other, with next-step autoreset: an episode's last observation is a row
+of its own. What Gymnasium calls truncated is a truncation, unless the episode was terminated by the same step.
+
+What the adapter changes, besides:
+  actions       Continuous ones are within [-1, 1] in every entry that has two bounds, and are scaled to them. An entry without
+                stays as it is.
+  observations  Floats are float32, 64-bit integers int32; others stay what they are, an image of uint8 for one. A category
+                (FrozenLake's position) is a one-hot vector. Of a `Dict`, "action_mask" is the mask, as bool.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.config import ConfigError, Count, Host, nearest, schema
+from rlexp.envs.base import HostEnv, Opened, check_spec
+from rlexp.envs.gymnax_style import action_of
+from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
+
+
+@schema
+class Config:
+    """One of Gymnasium's environments."""
+
+    module: Host[str]
+    id: str
+    """Gymnasium's id, such as CartPole-v1; or my_game.env:MyGame-v0, where importing my_game.env registers MyGame-v0."""
+    max_episode_steps: Count | None
+    """Steps after which an episode is truncated; null takes the limit that the id was registered with."""
+    kwargs: dict[str, Any]
+    """What else gymnasium.make is given, such as {continuous: true} for LunarLander-v3."""
+
+
+def make(config: Config) -> HostEnv:
+    """The environment `config.id`.
+
+    Raises:
+      ConfigError: there is none, it cannot be made, it has no limit, or its spaces are of a kind that nothing here can learn from.
+    """
+    game = _made(config)
+    try:
+        limit = config.max_episode_steps or (game.spec.max_episode_steps if game.spec else None)
+        if limit is None:
+            raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
+        actions, observations = _actions(config.id, game.action_space), _observations(config.id, game.observation_space)
+    finally:
+        game.close()
+    spec = EnvSpec(config.id, observations.struct, actions.spec, int(limit))
+    try:
+        check_spec(spec)
+    except ValueError as error:
+        raise ConfigError(f"env.id: {error}") from error
+
+    def open(num_envs: int) -> Opened:
+        from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+        envs = SyncVectorEnv([lambda: _made(config)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+        last: Any = np.zeros((num_envs,), bool)
+        zeros: Any = np.zeros((num_envs,), np.float32)
+
+        def reset(seeds: np.ndarray) -> TimeStep:
+            nonlocal last
+            obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
+            last = np.zeros((num_envs,), bool)
+            return TimeStep(observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last)
+
+        def step(action: Any) -> TimeStep:
+            nonlocal last
+            first = last
+            obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
+            last = terminated | truncated
+            discount: Any = 1 - terminated.astype(np.float32)
+            return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
+
+        return Opened(reset, step, envs.close)
+
+    return HostEnv(spec, open)
+
+
+def _made(config: Config) -> Any:
+    with _quiet():
+        try:
+            import gymnasium  # sets filters for warnings of its own
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"env.module: {error.name} is not installed; pip install 'rlexp[envs]' brings it"
+            ) from error
+        kwargs = config.kwargs
+        if config.max_episode_steps is not None:
+            kwargs = kwargs | {"max_episode_steps": config.max_episode_steps}
+        try:
+            return gymnasium.make(config.id, disable_env_checker=True, **kwargs)
+        except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+            raise ConfigError(
+                f'env.id: Gymnasium has no "{config.id}"{_hint(config.id, gymnasium.registry)}'
+            ) from error
+        except (Exception, SystemExit) as error:  # the code of an environment may raise anything
+            text = str(error).strip().splitlines()
+            raise ConfigError(
+                f"env.id: {config.id} cannot be made ({type(error).__name__}: {text[0] if text else 'no reason given'})"
+            ) from error
+
+
+def _hint(name: str, registry: Any) -> str:
+    """The nearest of some hundred ids, those of the same name and another version first."""
+    same = [known for known in registry if known.rpartition("-v")[0] == name.rpartition("-v")[0]]
+    return nearest(name, same) or nearest(name, registry) or "; gymnasium.pprint_registry() lists what there is"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """It warns of ids that have a newer version, and of what its own dependencies do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _Actions(NamedTuple):
+    spec: Discrete | MultiDiscrete | Continuous
+    write: Callable[[Any], Any]  # actions [B, ...] -> what Gymnasium is given
+
+
+class _Observations(NamedTuple):
+    struct: PyTree  # of one observation
+    read: Callable[[Any], PyTree]  # Gymnasium's, of a batch -> ours
+
+
+def _actions(name: str, space: Any) -> _Actions:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return _Actions(action_of(name, space), lambda action: np.asarray(action, np.int64) + start)
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        starts = np.asarray(space.start, np.int64)
+        return _Actions(action_of(name, space), lambda action: np.asarray(action, np.int64) + starts)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        spec: Any = action_of(name, space)
+        bounded = (np.broadcast_to(spec.low, space.shape) == -1) & (np.broadcast_to(spec.high, space.shape) == 1)
+        low, high = (np.where(bounded, bound, edge) for bound, edge in ((space.low, -1), (space.high, 1)))
+        middle, half = (high + low) / 2, (high - low) / 2  # 0 and 1 where there are not two bounds
+
+        def scaled(action: Any) -> np.ndarray:
+            return np.clip(middle + half * np.asarray(action), space.low, space.high).astype(space.dtype)
+
+        return _Actions(spec, scaled)
+    raise ConfigError(
+        f"env.id: the actions of {name} are {_said(space)}; allowed: Discrete, MultiDiscrete of one axis, Box of floats"
+    )
+
+
+def _observations(name: str, space: Any, path: str = "") -> _Observations:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        parts = {key: _observations(name, inner, f"{path}.{key}") for key, inner in space.spaces.items()}
+        structs = {key: part.struct for key, part in parts.items()}
+        return _Observations(structs, lambda obs: {key: part.read(obs[key]) for key, part in parts.items()})
+    if isinstance(space, spaces.Tuple):
+        several = [_observations(name, inner, f"{path}.{i}") for i, inner in enumerate(space.spaces)]
+        return _Observations(
+            tuple(part.struct for part in several),
+            lambda obs: tuple(part.read(x) for part, x in zip(several, obs, strict=True)),
+        )
+    if path == ".action_mask" and isinstance(space, spaces.Box | spaces.MultiBinary):
+        return _array(space.shape, np.dtype(bool))
+    if isinstance(space, spaces.Discrete):
+        size, start = int(space.n), int(space.start)
+        one_hot = np.eye(size, dtype=np.float32)
+        return _Observations(
+            jax.ShapeDtypeStruct((size,), jnp.float32), lambda obs: one_hot[np.asarray(obs, np.int64) - start]
+        )
+    if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
+        return _array(space.shape, _type(space.dtype))
+    where = f"{path[1:]} of the observations" if path else "the observations"
+    raise ConfigError(
+        f"env.id: {where} of {name} are {_said(space)}; allowed: Box, Discrete, and Dict or Tuple of them"
+    )
+
+
+def _array(shape: tuple[int, ...], dtype: np.dtype) -> _Observations:
+    return _Observations(jax.ShapeDtypeStruct(shape, dtype), lambda obs: np.asarray(obs).astype(dtype, copy=False))
+
+
+def _type(dtype: Any) -> np.dtype:
+    """As devices have it: no 64 bits."""
+    if np.issubdtype(dtype, np.floating):
+        return np.dtype(np.float32)
+    return np.dtype(np.int32) if np.issubdtype(dtype, np.integer) and np.dtype(dtype).itemsize > 4 else np.dtype(dtype)
+
+
+def _said(space: Any) -> str:
+    text = str(space)
+    return text if len(text) <= 100 else f"{type(space).__name__}(…)"

@@ -1,0 +1,143 @@
+"""Steps environments of the host with the current policy: what `rollout` does, in Python, one step after the other.
+
+The policy acts on one device, for all environments at once; the learning waits meanwhile. A checkpoint keeps the key alone: the
+environments' own state cannot be saved, so that a resumed run begins new episodes, the same ones each time.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.algos.base import Algorithm
+from rlexp.config import Host, schema
+from rlexp.envs.base import HostEnv, Opened
+from rlexp.sources.base import HostSource, no_feedback
+from rlexp.sources.rollout import clip_action
+from rlexp.types import Batch, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
+
+
+@schema
+class Config:
+    """Fresh trajectories of environments that run in Python, each used for one update."""
+
+    module: Host[str]
+
+
+class Data(NamedTuple):
+    """What a checkpoint keeps."""
+
+    key: Key
+
+
+class _World:
+    """Environments [B] between two rollouts."""
+
+    def __init__(self, envs: Opened, timestep: TimeStep, carry: PyTree, num_envs: int):
+        self.envs, self.timestep, self.carry = envs, timestep, carry
+        self.episode_return = np.zeros((num_envs,), np.float32)
+        self.episode_length = np.zeros((num_envs,), np.float32)
+
+
+def make(
+    config: Config, *, env: HostEnv, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
+) -> HostSource:
+    """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of all shards."""
+    del config, num_shards
+    world: _World | None = None
+
+    def acted(policy: Any, carry: PyTree, timestep: TimeStep, keys: jax.Array, step: Any) -> Any:
+        action, carry, extras = algorithm.act(policy, carry, timestep, keys[step])
+        return clip_action(env.spec, action), action, extras, carry
+
+    def split(key: Key) -> tuple[Key, jax.Array, jax.Array]:
+        key, act_key, reset_key = jax.random.split(key, 3)
+        seeds = jax.random.bits(reset_key, (num_envs,), jnp.uint32)
+        return key, jax.random.split(act_key, num_steps), seeds
+
+    act, keys_of = jax.jit(acted), jax.jit(split)
+
+    def init(key: Key, policy: Any) -> Data:
+        del policy
+        close()
+        return Data(key)
+
+    def close() -> None:
+        nonlocal world
+        if world is not None:
+            world.envs.close()
+        world = None
+
+    def step(world: _World, policy: Any, keys: jax.Array, t: int) -> tuple[Trajectory, Metrics]:
+        before: Any = world.timestep  # arrays are NumPy's here
+        placed = act(policy, world.carry, before, keys, t)
+        clipped, action, extras = jax.device_get(placed[:-1])
+        after: Any = world.envs.step(clipped)
+        world.timestep, world.carry = after, placed[-1]
+        valid = np.float32(1.0) - before.last.astype(
+            np.float32
+        )  # after a last step comes a reset, which is no transition
+        world.episode_return = valid * world.episode_return + after.reward
+        world.episode_length = valid * (world.episode_length + np.float32(1.0))
+        last = valid * after.last.astype(np.float32)
+        num_episodes = last.sum()
+        metrics = {
+            "train/return_mean": Mean((last * world.episode_return).sum(), num_episodes),
+            "train/length_mean": Mean((last * world.episode_length).sum(), num_episodes),
+        }
+        for name, x in (after.info or {}).items():
+            metrics[f"env/{name}"] = Mean((last * x).sum(), num_episodes)
+        return Trajectory(
+            obs=before.obs,
+            first=before.first,
+            action=action,
+            reward=valid * after.reward,
+            discount=np.maximum(before.last, after.discount),
+            valid=valid,
+            extras=extras,
+        ), metrics
+
+    def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
+        nonlocal world
+        key, keys, seeds = keys_of(data.key)
+        if world is None:
+            envs = env.open(num_envs)
+            world = _World(envs, envs.reset(np.asarray(seeds)), algorithm.carry(num_envs), num_envs)
+        memory = jax.tree.map(lambda x: np.asarray(x)[None], world.carry)
+        rows, metrics = zip(*(step(world, policy, keys, t) for t in range(num_steps)), strict=True)
+        final = world.timestep
+        pad = jax.tree.map(np.zeros_like, rows[-1])  # row T supplies obs and first only
+        pad = pad._replace(obs=final.obs, first=final.first)
+        trajectory = jax.tree.map(lambda *x: np.stack(x)[None], *rows, pad)
+        weight: Any = np.ones((1, num_envs), np.float32)
+        return (
+            Data(key),
+            Batch(trajectory, weight, memory=memory),
+            jax.tree.map(lambda *x: np.asarray(sum(x), np.float32), *metrics),
+        )
+
+    def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
+        def one(shape: Any, dtype: Any) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype)
+
+        def rows_of(struct: Any) -> PyTree:
+            return jax.tree.map(lambda s: one((1, num_steps + 1, *s.shape), s.dtype), struct)
+
+        each, key = one((num_envs,), jnp.float32), jax.eval_shape(lambda: jax.random.key(0))
+        flags = one((num_envs,), jnp.bool_)
+        obs = jax.tree.map(lambda s: one((num_envs, *s.shape), s.dtype), env.spec.observation)
+        timestep = TimeStep(obs, each, each, flags, flags)
+        carry = jax.eval_shape(lambda: algorithm.carry(num_envs))
+        action, _, extras = jax.eval_shape(algorithm.act, policy, carry, timestep, key)
+        rows = rows_of(Trajectory(obs, flags, action, each, each, each, extras))
+        scalar = one((), jnp.float32)
+        names = ["train/return_mean", "train/length_mean", *(f"env/{name}" for name in env.info)]
+        memory = jax.tree.map(lambda s: one((1, *s.shape), s.dtype), carry)
+        return (
+            Data(key),
+            Batch(rows, one((1, num_envs), jnp.float32), memory=memory),
+            {n: Mean(scalar, scalar) for n in names},
+        )
+
+    return HostSource(init, next, no_feedback, close, shapes, env_steps_per_update=num_envs * num_steps)

@@ -1,0 +1,232 @@
+"""The programs of a run whose environments live on the host: init, chunk, evaluate, as of any run (`rlexp.train.program`).
+
+    source.next() in Python · the batch goes to the devices · the compiled half learns from it
+
+The learning is spread over the mesh as ever. The policy acts on one device. So what the environments do does not depend on how many
+devices there are, and the logical shards are what the update makes of the batch. What stands in `Run.data` is what the source keeps
+for a checkpoint; it is the same on all devices.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from rlexp.algos.base import Algorithm
+from rlexp.config import Config, ConfigError
+from rlexp.envs.base import HostEnv, Opened
+from rlexp.experiment import Experiment
+from rlexp.sources.base import no_feedback
+from rlexp.sources.rollout import clip_action
+from rlexp.train.evaluate import Episodes
+from rlexp.train.layout import Layout, run_shardings
+from rlexp.train.parts import Program, Run, Traced, evaluation_key, learn_from, member_data, train_keys
+from rlexp.types import Batch, Key, Metrics, PyTree, Settings, TimeStep, Trajectory
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for what is not done with environments of the host."""
+    reasons = {
+        "check": "compares one compiled program on several meshes",
+        "profile": "takes one compiled program apart",
+    }
+    if why := reasons.get(config.run):
+        raise ConfigError(
+            f"run: {config.run} {why}, and these environments run on the host, outside of it; allowed: train|eval|plan"
+        )
+    if config.run != "plan" and (num := jax.process_count()) > 1:
+        raise ConfigError(f"processes.number: {num} is not allowed where environments run on the host; allowed: 1")
+
+
+def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
+    """What `program.trace` is for compiled environments. Raises ConfigError for more than one member."""
+    lead = experiments[0]
+    if len(experiments) > 1:
+        raise ConfigError(
+            f"launcher.pack: {len(experiments)} members cannot share a program whose environments run on the host; "
+            "each trains alone"
+        )
+    source, algorithm, config = lead.source_of(lead.settings), lead.algorithm, lead.config
+    mesh, actor = layout.mesh, SingleDeviceSharding(layout.mesh.devices.flat[0])
+
+    def init_one(seed: jax.Array, hp: PyTree) -> tuple[PyTree, Key]:
+        state_key, data_key = train_keys(seed)
+        return algorithm.init(state_key, hp), data_key
+
+    def learn_one(state: PyTree, batch: Batch, collected: Metrics, total: Metrics) -> Any:
+        state, updates = learn_from(lead, state, batch)
+        found = collected | jax.tree.map(jnp.sum, updates.metrics)
+        told = None if source.feedback is no_feedback else updates.priority
+        return state, jax.tree.map(jnp.add, total, found), told
+
+    def policy_of(state: PyTree, explore: bool) -> PyTree:
+        return algorithm.policy(state, explore)
+
+    # What everything looks like. Of a Run each leaf has the members in front, of which there is one.
+    seeds, hp, settings = member_data(experiments)
+    state, _ = jax.eval_shape(init_one, seeds[0], _first(hp))
+    policy = jax.eval_shape(lambda s: policy_of(s, True), state)
+    data, batch, collected = source.shapes(policy)
+    updates = jax.eval_shape(lambda s, b: learn_from(lead, s, b)[1], state, batch)
+    total = collected | {name: jax.tree.map(_scalar, x) for name, x in updates.metrics.items()}
+    shapes = Run(
+        *(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *np.shape(x)), x.dtype), t) for t in (state, data, settings))
+    )
+    shapes = shapes._replace(settings=settings)
+    shardings = run_shardings(layout, shapes._replace(data=()))
+    shardings = shardings._replace(data=jax.tree.map(lambda _: layout.replicated, data))
+    abstract_run = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
+    )
+    environments = P(None, None, "data"), P(None, "data")  # of a row, of a sample
+    rows, samples = (NamedSharding(mesh, spec) for spec in environments)
+    batch_shardings = Batch(
+        Trajectory(*(jax.tree.map(lambda _: rows, x) for x in batch.trajectory)),
+        *(jax.tree.map(lambda _: samples, x) for x in batch[1:]),
+    )
+
+    def lower_learn() -> jax.stages.Lowered:
+        def learn_all(state: PyTree, *others: Any) -> Any:
+            state, total, told = learn_one(_first(state), *others)
+            return _alone(state), total, told
+
+        learn = jax.jit(
+            learn_all, donate_argnums=(0, 3), out_shardings=(shardings.state, layout.replicated, layout.replicated)
+        )
+        placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, batch_shardings)
+        everywhere = (
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.replicated), tree)
+            for tree in (collected, total)
+        )
+        return learn.lower(abstract_run.state, placed, *everywhere)
+
+    @functools.cache
+    def compiled() -> jax.stages.Compiled:
+        return lower_learn().compile()
+
+    init_state = jax.jit(lambda *args: _alone(init_one(*args)), out_shardings=(shardings.state, layout.replicated))
+    # Taken out on the mesh, where the state lies, and brought to the device that acts.
+    explorer = jax.jit(lambda state: policy_of(_first(state), True))
+    judged = jax.jit(lambda state: policy_of(_first(state), config.eval.mode != "greedy"))
+
+    def of(members: Sequence[Experiment]) -> Traced:
+        member = members[0]
+        seeds, hp, settings = member_data(members)
+
+        def place(data: PyTree) -> PyTree:
+            return jax.device_put(_alone(data), shardings.data)
+
+        def compile_all() -> Program:
+            began = time.perf_counter()
+            learn, play = compiled(), Player(member.env_of(member.settings), algorithm, config.eval.num_episodes)
+            source = member.source_of(member.settings)
+
+            def init() -> Run:
+                state, key = init_state(seeds[0], _first(hp))
+                policy = jax.device_put(explorer(state), actor)
+                return Run(state, place(source.init(jax.device_put(key[0], actor), policy)), settings_now())
+
+            def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
+                state, data = run.state, jax.device_put(_first(run.data), actor)
+                sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
+                for _ in range(num_updates):
+                    policy = jax.device_put(explorer(state), actor)
+                    data, batch, collected = source.next(data, policy)
+                    batch, ids = jax.device_put(batch, batch_shardings), batch.ids
+                    collected = jax.device_put(collected, layout.replicated)
+                    state, sums, told = learn(state, batch, collected, sums)
+                    if told is not None:
+                        data = source.feedback(data, ids, np.asarray(told))
+                return Run(state, place(data), run.settings), _alone(sums)
+
+            def close() -> None:
+                source.close()
+                play.close()
+
+            return Program(
+                init=init,
+                chunk=chunk,
+                evaluate=lambda run, update: evaluate(play, run.state, update),
+                compile_s=time.perf_counter() - began,
+                executable=learn,
+                close=close,
+            )
+
+        def settings_now() -> Settings:
+            return jax.device_put(settings, shardings.settings)
+
+        def evaluate(play: "Player", state: PyTree, update: int) -> Episodes:
+            policy = jax.device_put(judged(state), actor)
+            return _alone(play.episodes(policy, evaluation_key(member.config.seed, update)))
+
+        def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
+            play = Player(member.env_of(member.settings), algorithm, config.eval.num_episodes)
+            return lambda state, settings, update: evaluate(play, state, update)
+
+        return Traced(abstract_run, settings_now, compile_all, compile_evaluate, lower_learn, of)
+
+    return of(experiments)
+
+
+class Player:
+    """Plays whole episodes in environments of its own, which are opened once."""
+
+    def __init__(self, env: HostEnv, algorithm: Algorithm, num_episodes: int):
+        def acted(policy: Any, carry: PyTree, timestep: TimeStep, key: Key, time: Any) -> Any:
+            action, carry, _ = algorithm.act(policy, carry, timestep, jax.random.fold_in(key, time))
+            return clip_action(env.spec, action), carry
+
+        def split(key: Key) -> tuple[jax.Array, Key]:
+            reset_key, act_key = jax.random.split(key)
+            return jax.random.bits(reset_key, (num_episodes,), jnp.uint32), act_key
+
+        self._env, self._carry, self._num_episodes = env, algorithm.carry, num_episodes
+        self._act, self._split = jax.jit(acted), jax.jit(split)
+        self._opened: Opened | None = None
+
+    def episodes(self, policy: PyTree, key: Key) -> Episodes:
+        """One each, side by side, until the last has ended; as `rlexp.train.evaluate` plays compiled ones."""
+        num = self._num_episodes
+        self._opened = self._opened or self._env.open(num)
+        seeds, act_key = self._split(key)
+        timestep: Any = self._opened.reset(np.asarray(seeds))
+        carry: Any = self._carry(num)
+        returns: Any
+        length: Any
+        info: dict[str, Any]
+        alive, zeros = np.ones((num,), np.float32), np.zeros((num,), np.float32)
+        returns, length, info = zeros, zeros, dict.fromkeys(self._env.info, zeros)
+        for time_ in range(self._env.spec.max_episode_steps):
+            action, carry = self._act(policy, carry, timestep, act_key, time_)
+            timestep = self._opened.step(jax.device_get(action))
+            returns, length = returns + alive * timestep.reward, length + alive
+            info = {name: np.where(alive > 0, x, info[name]) for name, x in dict(timestep.info or {}).items()}
+            alive = alive * (1 - timestep.last.astype(np.float32))
+            if not alive.any():
+                break
+        return Episodes(returns, length, info)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
+
+
+def _first(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _alone(tree: PyTree) -> PyTree:
+    """With the axis of the members in front."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _scalar(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((), x.dtype)

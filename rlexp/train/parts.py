@@ -1,0 +1,83 @@
+"""What a program is, and what all of them are made of, whether their environments are compiled or run on the host."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlexp.experiment import Experiment
+from rlexp.train.evaluate import Episodes
+from rlexp.types import Batch, Key, Metrics, PyTree, Settings, Update
+
+
+class Run(NamedTuple):
+    """A whole run: what is checkpointed, vmapped, sharded and donated."""
+
+    state: PyTree
+    data: PyTree  # the source's
+    settings: Settings  # the environment and the source are built from them, inside the trace
+
+
+class Program(NamedTuple):
+    """What the trainer calls."""
+
+    init: Callable[[], Run]
+    chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
+    evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
+    compile_s: float
+    executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
+    close: Callable[[], None] = lambda: None  # ends what a source of the host has started
+
+
+class Traced(NamedTuple):
+    """A pack before compilation: enough to restore a checkpoint."""
+
+    abstract_run: Run  # shapes, types and shardings
+    settings: Callable[[], Settings]  # of a fresh Run, on the devices
+    compile: Callable[[], Program]
+    # The evaluation alone, (run.state, run.settings, update) -> [members, num_episodes]. It is the very program that a run
+    # evaluates with: with other shapes, or constants for arguments, XLA rounds differently, and episodes end elsewhere.
+    compile_evaluate: Callable[[], Callable[[PyTree, Settings, int], Episodes]]
+    lower_chunk: Callable[[], jax.stages.Lowered]  # needs no devices: the mesh may be one that is only described
+    # The same for as many other members, which differ in data only: they are compiled once for all.
+    with_members: Callable[[Sequence[Experiment]], "Traced"]
+
+
+# What a resumed run says whose environments run on the host.
+FORGOTTEN = "the environments run on the host, and their own state is not kept: they begin new episodes"
+
+# Streams of a seed: a new one never reshuffles the others.
+TRAIN, EVALUATE, BETWEEN = 0, 1, 2
+
+
+def train_keys(seed: Any) -> tuple[Key, Key]:
+    """Of the algorithm's state, and of the source's data."""
+    state_key, data_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), TRAIN))
+    return state_key, data_key
+
+
+def evaluation_key(seed: Any, update: Any) -> Key:
+    """The evaluation after so many updates plays the same episodes in training, after a resume, and under run=eval."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EVALUATE), update)
+
+
+def learn_from(experiment: Experiment, state: PyTree, batch: Batch) -> tuple[PyTree, Update]:
+    """All U updates of a batch: (state, what each of them reports)."""
+    with jax.named_scope("update"):
+        return jax.lax.scan(experiment.algorithm.update, state, batch)
+
+
+def member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, Settings]:
+    """What members differ in: (seeds, hyperparameters, other settings)."""
+    seeds = np.array([e.config.seed for e in experiments], np.uint32)
+    return seeds, _stack([e.hp for e in experiments]), stacked_settings(experiments)
+
+
+def stacked_settings(experiments: Sequence[Experiment]) -> Settings:
+    """Those of the members, as they stand in a fresh Run."""
+    return _stack([e.settings for e in experiments])
+
+
+def _stack(trees: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *xs: np.array(xs, np.float32), *trees)
