@@ -106,7 +106,9 @@ def masked(logits: Float[Array, "*N A"], mask: Bool[Array, "*N A"]) -> Categoric
     """
     assert mask.dtype == jnp.bool_, f"expected a bool mask, got {mask.dtype}"
     assert mask.shape == logits.shape, f"expected shape {logits.shape}, got {mask.shape}"
-    return Categorical(jnp.where(mask, logits, _FORBIDDEN))
+    # To noise a logit of -1e9 is always the same, so that the first of such actions would be drawn and no other.
+    nothing = ~jnp.any(mask, axis=-1, keepdims=True)
+    return Categorical(jnp.where(mask, logits, jnp.where(nothing, 0.0, _FORBIDDEN)))
 
 
 def multi_categorical(

@@ -55,6 +55,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         metrics = {
             "train/return_mean": Mean(jnp.sum(last * episode_return), num_episodes),
             "train/length_mean": Mean(jnp.sum(last * episode_length), num_episodes),
+            "train/agent_step_share": Mean(jnp.sum(valid), jnp.full((), num_envs, jnp.float32)),
         }
         for name, x in (after.info or {}).items():
             metrics[f"env/{name}"] = Mean(jnp.sum(last * x), num_episodes)

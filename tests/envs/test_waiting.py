@@ -124,6 +124,8 @@ def test_rows_are_those_of_each_environment_alone(resets, seed):
     if resets >= B:
         assert num_transitions == alone.valid[:T].sum()
     assert ours.valid[:T].sum() == num_transitions
+    share = metrics["train/agent_step_share"]
+    assert (share.sum, share.count) == (num_transitions, B * T)
     told = metrics["train/length_mean"]
     extra = int(told.count) - num_ended  # episodes whose last row is row T
     assert 0 <= extra <= B and metrics["env/time"].count == told.count

@@ -96,7 +96,7 @@ def test_several_choices_are_independent_heads():
     np.testing.assert_array_equal(dist.mode()[:2], [[left[i].argmax(), right[i].argmax()] for i in range(2)])
     draws = np.asarray(jax.jit(jax.vmap(dist.sample))(jax.random.split(jax.random.key(1), 4000)))
     assert draws.shape == (4000, 3, 2) and draws.dtype == np.int32
-    for row in range(2):
+    for row in range(3):
         counts = np.bincount(draws[:, row] @ [3, 1], minlength=6)
         possible = joint[row] > 0
         assert counts[~possible].sum() == 0
