@@ -79,6 +79,8 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
 
     if resume_dir:
         rundir.check(resume_dir)
+    if resume_dir != run_dir:
+        rundir.check_place(run_dir)
     from rlexp import session  # JAX is imported only now: bad input is answered at once
 
     submits = load_module(modules["launcher"], "launcher").SUBMITS
@@ -323,6 +325,8 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
     node = compose.without_hydra(config)
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     checked, modules = parse(node, Config)
+    if not HydraConfig.get().launcher._target_.startswith("hydra_plugins.rlexp") and rundir.is_run(run_dir):
+        raise ConfigError(f"hydra.sweep.dir: {str(run_dir)!r} holds a run already, and this launcher looks at none")
     experiment = session.prepare(node, checked, modules, None)
     overrides = [*compose.searched(HydraConfig.get()), *HydraConfig.get().overrides.task]
     with rundir.lock(run_dir):

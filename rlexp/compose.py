@@ -112,6 +112,7 @@ def composed(overrides: Sequence[str]) -> Composed:
             config.hydra.mode = RunMode.RUN
             run_dir = _directory(config, "hydra.run.dir")
             _check_source(config, app.config_loader, overrides)
+            _check_output_subdir(config)
         return Composed(config, app.config_loader, without_hydra(config), run_dir)
 
 
@@ -134,6 +135,16 @@ def _directory(config: DictConfig, key: str) -> str:
     if not isinstance(value, str | int) or not str(value).strip():
         raise ConfigError(f"{key}: {value!r} is not allowed; expected a directory")
     return str(value)
+
+
+def _check_output_subdir(config: DictConfig) -> None:
+    """Raises ConfigError where Hydra would write its files over those of a run, this one or another."""
+    name = config.hydra.output_subdir
+    if name is not None and not re.fullmatch(r"\.hydra[\w.-]*", str(name)):
+        raise ConfigError(
+            f"hydra.output_subdir: {name!r} is not allowed; expected .hydra, a name that begins so, or null: Hydra's files must "
+            "not lie among those of a run"
+        )
 
 
 def compose_node(overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -197,6 +208,7 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             callbacks = Callbacks(config)
             _directory(config, "hydra.sweep.dir")
+            _check_output_subdir(config)
             callbacks.on_multirun_start(config=config, config_name="config")
             context = HydraContext(config_loader=app.config_loader, callbacks=callbacks)
             sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)

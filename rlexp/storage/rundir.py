@@ -161,6 +161,19 @@ def create(run_dir: Path) -> list[Path]:
     return fresh
 
 
+def check_place(run_dir: Path) -> None:
+    """Raises ConfigError where a new run would lie among what a sweep or another run has written."""
+    if (run_dir / "multirun.yaml").exists():
+        raise ConfigError(f"hydra.run.dir: {str(run_dir)!r} holds a sweep; expected a directory of its own for a run")
+    for path in (run_dir.resolve(), *run_dir.resolve().parents):
+        of_run = path.name in ("checkpoints", "wandb", ".hydra") and is_run(path.parent)
+        of_sweep = path.name in ("packs", "workers", "slurm") and (path.parent / "sweep.sqlite").exists()
+        if of_run or of_sweep:
+            raise ConfigError(
+                f"hydra.run.dir: {str(run_dir)!r} is within {path.name!r} of {str(path.parent)!r}, which is that one's alone"
+            )
+
+
 def check_name(run_dir: Path, key: str = "hydra.run.dir") -> None:
     """Raises ConfigError where a run could not be saved in a directory of this name."""
     if why := store.unusable(run_dir):

@@ -49,8 +49,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
     settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
     elsewhere, train = module.elsewhere(settings), module.make(settings)  # which refuses before anything is made
-    before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
-    groups = packs(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
+    groups = _packs(jobs, sweep_dir)
     _check(groups, elsewhere=elsewhere)
     places.check(jobs, sweep_dir)
     if store.is_url(root := jobs[0].config.output_root) and not (sweep_dir / NAME).exists():
@@ -98,6 +97,34 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
         remove_all(sweep_dir)  # what packs kept that jobs are no longer in, as after another max_pack
     store.push(sweep_dir)
     return [done[job.number] for job in jobs]
+
+
+def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_manifest: bool) -> None:
+    """The same checks before the first of several batches, and for launchers that make none. Raises ConfigError.
+
+    Args:
+      plugin: Hydra's sweeper, set up.
+      jobs: of all batches.
+      size: of a batch.
+    """
+    compositions = Compositions(plugin.hydra_context.config_loader, plugin.config)
+    made = [_job(_compose(compositions, one, number), one) for number, one in enumerate(jobs)]
+    sweep_dir = Path(str(plugin.config.hydra.sweep.dir)).absolute()
+    if not has_manifest:
+        places.check_apart({job.number: job.dir for job in made}, sweep_dir)
+        for job in made:
+            places.check_free(job.dir)
+        return
+    places.check(made, sweep_dir)
+    module = load_module(made[0].modules["launcher"], "launcher")
+    for i in range(0, len(made), size):
+        _check(_packs(made[i : i + size], sweep_dir), elsewhere=module.elsewhere(made[0].config.launcher))
+
+
+def _packs(jobs: Sequence[Job], sweep_dir: Path) -> list[list[Job]]:
+    settings = jobs[0].config.launcher
+    before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
+    return packs(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
 
 
 _group: tuple[Path, str] | None = None  # of this process's last sweep

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rlexp import compose, hints, hydra_internals
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
 from rlexp.storage import rundir
+from rlexp.sweep import hydra_jobs
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
 from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
@@ -90,6 +91,8 @@ def _sweep(
     while trials:
         jobs = [[*job, *trial] for trial in trials for job in grid]
         first = len(done) * len(grid)
+        if not sweeper.space and "launcher" in plugin.config and (not has_manifest or (size or len(jobs)) < len(jobs)):
+            hydra_jobs.check_all(plugin, jobs, size=size or len(jobs), has_manifest=has_manifest)
         if sweeper.space and fitting == misses == 0:
             print(_head(done, len(trials)), flush=True)
         try:

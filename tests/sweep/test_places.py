@@ -88,6 +88,7 @@ def test_a_refused_line_changes_nothing(tmp_path, monkeypatch, capfd):
     """By the whole command: one line, exit code 2, and every file as it was, also those of a sweep that is there."""
     leave_run(tmp_path / "run", "abcdef01")
     leave_run(tmp_path / "D/0", "abcdef02")
+    leave_run(tmp_path / "E/1", "abcdef04")
     leave_run(tmp_path / "sweep/0", "abcdef03", "seed=1")
     manifest = Manifest(tmp_path / "sweep")
     manifest.add(0, ["seed=1"], fingerprint="of another time")
@@ -101,6 +102,11 @@ def test_a_refused_line_changes_nothing(tmp_path, monkeypatch, capfd):
         (["hydra.sweep.dir=D"], "D/0' holds a run already"),
         (["hydra.sweep.dir=run", "hydra.launcher.pack=off", "hydra.sweep.subdir=same"], "would both run in"),
         (["hydra.sweep.dir=sweep"], "holds another sweep"),
+        (["hydra.sweep.dir=new", "hydra.sweeper.max_batch_size=1", "hydra.sweep.subdir=same"], "would both run in"),
+        (["hydra.sweep.dir=E", "hydra.sweeper.max_batch_size=1"], "E/1' holds a run already"),  # of the second batch
+        (["hydra/launcher=basic", "hydra.sweep.dir=D"], "D/0' holds a run already"),
+        (["hydra/launcher=basic", "hydra.sweep.dir=new", "hydra.sweep.subdir=../run"], "would both run in"),
+        (["hydra.sweep.dir=new", "hydra.output_subdir=../../run"], "hydra.output_subdir"),
     ):
         line = ["rlexp", "-m", "seed=0,1", *SMALL, "compilation_cache=null", "logger=quiet", *arguments]
         monkeypatch.setattr(sys, "argv", line)
@@ -116,3 +122,28 @@ def test_a_refused_line_changes_nothing(tmp_path, monkeypatch, capfd):
     assert Manifest(tmp_path / "sweep").recall("command") == ["as it was"]
     assert [(entry.number, entry.status) for entry in manifest.jobs()] == [(0, "pending")]
     assert json.loads((tmp_path / "D/0/environment.json").read_text())["run_id"] == "abcdef02"
+
+
+def test_a_run_among_the_files_of_a_sweep_or_a_run(tmp_path):
+    leave_run(tmp_path / "run", "abcdef01")
+    (tmp_path / "sweep").mkdir()
+    Manifest(tmp_path / "sweep").add(0, ["seed=0"], "0")
+    for inside in ("run/checkpoints", "run/wandb/x", "sweep/packs/x", "sweep/workers"):
+        with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* is within"):
+            rundir.check_place(tmp_path / inside)
+    for free in ("run/eval", "sweep/0", "checkpoints/1", "packs"):
+        rundir.check_place(tmp_path / free)
+    (tmp_path / "sweep/multirun.yaml").touch()
+    with pytest.raises(ConfigError, match="holds a sweep"):
+        rundir.check_place(tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("name", [".", "checkpoints", "../other", "/tmp", "a/.hydra", "''"])
+def test_hydras_files_stay_apart(name):
+    with pytest.raises(ConfigError, match=r"hydra\.output_subdir"):
+        compose.composed([f"hydra.output_subdir={name}"])
+
+
+@pytest.mark.parametrize("name", [".hydra", ".hydra-mine", "null"])
+def test_hydras_files_may_have_another_name(name):
+    compose.composed([f"hydra.output_subdir={name}"])
