@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log, run_job
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -221,6 +223,7 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
 def told_in_one_line(composed: Callable[[list[str]], DictConfig], overrides: Sequence[str]) -> DictConfig:
     """What `composed` makes of the overrides. Raises ConfigError for all that Hydra and OmegaConf complain of."""
     with one_line():
+        _check_choices(overrides)
         try:
             return composed(list(overrides))
         except ConfigCompositionException as error:
@@ -228,6 +231,23 @@ def told_in_one_line(composed: Callable[[list[str]], DictConfig], overrides: Seq
                 raise
             # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
             return composed([force(o) for o in overrides])
+
+
+def _check_choices(overrides: Sequence[str]) -> None:
+    """Raises ConfigError where a group's choice is no name. What Hydra says then does not tell of which group."""
+    groups = _groups()
+    for override in overrides:
+        key = override_key(override)
+        if override.startswith("~") or "=" not in override or not (key in groups or "/" in key):
+            continue
+        value = OverridesParser.create().parse_override(override).value()
+        names = value if isinstance(value, list) else [] if isinstance(value, dict | Sweep) else [value]
+        for name in names:
+            if not isinstance(name, str | QuotedString) or not str(getattr(name, "text", name)).strip():
+                options = sorted(_options(GlobalHydra.instance().config_loader(), key))
+                allowed = f": {', '.join(options)}" if options else ""
+                shown = override.split("=", 1)[1] or "''"
+                raise ConfigError(f"{key}: {shown} is not allowed; expected the name of a choice{allowed}")
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ class Line(NamedTuple):
     arguments: Sequence[str]
     files: dict[str, bytes] = {}  # noqa: RUF012  path below the working directory -> what is in it
     environment: dict[str, str | None] = {}  # noqa: RUF012  None: unset
+    links: dict[str, str] = {}  # noqa: RUF012  path -> what it points to
+    modes: dict[str, int] = {}  # noqa: RUF012  path -> permissions, which say nothing to root
 
 
 class Ended(NamedTuple):
@@ -46,6 +48,11 @@ def run(line: Line, root: Path) -> Ended:
     for name, content in line.files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_bytes(content)
+    for name, target in line.links.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).symlink_to(target)
+    for name, mode in line.modes.items():
+        (work / name).chmod(mode)
     before = _tree(work)
     out, err, code = io.StringIO(), io.StringIO(), 0
     with _as_a_process(line, work, temporary), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -53,7 +60,10 @@ def run(line: Line, root: Path) -> Ended:
             cli.main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    return Ended(code, out.getvalue(), err.getvalue(), sorted(_tree(work) ^ before) + os.listdir(temporary))
+    left = sorted(_tree(work) ^ before) + os.listdir(temporary)
+    for name in line.modes:
+        (work / name).chmod(0o700)
+    return Ended(code, out.getvalue(), err.getvalue(), left)
 
 
 def wrong_with(ended: Ended) -> str | None:
@@ -140,6 +150,13 @@ _GROUPS += [
     "nothing",
     "env/gymnax",
     "local",
+    "hydra/env",
+    "hydra/output",
+    "hydra/hydra_logging",
+    "hydra",
+    "ALGO",
+    "algo/ppo",
+    "launcher@hydra.launcher",
 ]
 _OPTIONS = (
     "ppo dqn pqn gymnax/pendulum [gymnax/breakout] gymnax mlp cnn cpu gpu gpu-4 v4-8 bf16 f32 quiet off slurm tpu_vm local "
@@ -152,7 +169,81 @@ _VALUES = [
     *"[1 {a:1 'abc a=b a:b \\ . .. ~ /dev/null/x /proc/x /dev/null gs://bucket gs:// s3://x x://y @ % * # ! ; &".split(),
     *"range(4,0) range(0,2) choice(1,2) interval(0,1) tag(log,interval(1,2)) glob(*) 1,2 int(x) json_str('[1') sort(2,1)".split(),
     *"rlexp.algos.ppo rlexp.config json os.path this.is.none __main__ .relative a..b rlexp.envs.probe".split(),
-    *["", " ", "\n", "a\nb", "\t", "ü", "🎲", "\x1b[31m", "\udcff", "9" * 400, "x" * 300, "[" * 200, "a" * 5000],
+    *[
+        "",
+        " ",
+        "\n",
+        "a\nb",
+        "\t",
+        "ü",
+        "🎲",
+        "e\u0301",
+        "\u202eabc",
+        "a\u200bb",
+        "\u2028",
+        "\ufeff1",
+        "１２",
+        "٣",
+        "½",
+        "\xa0",
+        "\x7f",
+        "\x85",
+        "\ufffd",
+        "'a'",
+        "''a''",
+        "'\\''",
+        '"\\""',
+        "'\"'",
+        "'a' 'b'",
+        "['a','b\\'']",
+        "{'a':'b,c'}",
+        "'[1,2]'",
+        "\\,",
+        "a\\,b",
+        "\\\\",
+        "'${seed}'",
+        "\\${seed}",
+        "${oc.env:HOME,'a'}",
+        "${oc.env:NOT_THERE,null}",
+        "${oc.decode:'[1'}",
+        "${oc.select:nope,3}",
+        "${oc.create:{a:1}}",
+        "${seed}${seed}",
+        "${hydra:run.dir}",
+        "${hydra:nope}",
+        "${now:%Y}",
+        "${now:}",
+        "${local_root:x}",
+        "${cache_dir:x}",
+        "${oc.dict.keys:algo}",
+        "${${seed}}",
+        "[[[[[[[[1]]]]]]]]",
+        "{a:{b:{c:{d:{e:1}}}}}",
+        "[a,{b:[c,{d:1}]}]",
+        "1" + "0" * 5000,
+        "0." + "1" * 5000,
+        "[" + "1," * 20_000 + "1]",
+        "é" * 100_000,
+        "loop",
+        "loop/x",
+        "no_entry",
+        "no_entry/x",
+        "dangling",
+        "/sys/x",
+        "/proc/self/mem",
+        "/root/../dev/full",
+        "~",
+        "~nobody/x",
+        "-",
+        "./-m",
+        "a/" * 3000,
+        "\x1b[31m",
+        "\udcff",
+        "9" * 400,
+        "x" * 300,
+        "[" * 200,
+        "a" * 5000,
+    ],
 ]
 
 
@@ -221,7 +312,91 @@ _YAML = [
     b"*nothing",
     b"a: '" + b"x" * 100_000 + b"'",
     b"a: " + b"[" * 5_000,
+    b"<<: {a: 1}\n",
+    b"<<: 3\n",
+    b"<<: [1, {a: 2}]\n",
+    b"x: &x {seed: 1}\ny:\n  <<: *x\n  seed: 2\n",
+    b"# @package _global_\nhp: &hp {lr: 1}\nalgo: {hp: {<<: *hp}}\n",
+    b"# @package _global_\nalgo: &a {hp: {lr: 0.1}}\nnetwork: *a\n",
+    b"# @package _global_\nseed: &s 3\ntotal_env_steps: *s\n",
+    b"<<: *nothing",
+    b"a: !nope 3",
+    b"!nope {a: 1}",
+    b"a: !!set {b, c}",
+    b"a: !!omap [b: 1]",
+    b"a: !!float x",
+    b"a: !!int 1e400",
+    b"a: !!python/name:os.system",
+    b"a: !!python/tuple [1]",
+    b"a: !!timestamp x",
+    b"a: !!null x",
+    b"a: !!str 3\nb: !!bool maybe\n",
+    b"a: 1:30:00\nb: 0o17\nc: 0b2\n",
+    b"# @package _global_\nseed: 1:30\n",
+    b"# @package a..b\na: 1\n",
+    b"# @package _group_\na: 1\n",
+    "# @package _global_\nseed: ３\n".encode(),
+    "ü: 🎲\n".encode(),
+    "a: \u2028\n".encode(),
+    b"\xef\xbb\xbfa: 1\n",
+    b"a: >\n  x\n y\n",
+    b"a: |\n" + b"  x\n" * 5000,
+    b"x: &a [1,1,1,1,1,1,1,1]\ny: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nz: [*b,*b,*b,*b,*b,*b,*b,*b]\n",
+    b"k" * 5000 + b": 1\n",
+    b"a: 1" + b"0" * 5000,
+    b"a: {b: {c: {d: {e: ${..f}}}}}",
+    b"'': 1\n' ': 2\n'a.b': 3\n",
+    b"a: ${oc.env:NOT_THERE}\n",
+    b"_target_: os.system\n",
+    b"defaults:\n  - algo: ppo\n  - algo: dqn\n",
+    b"defaults: [_self_, _self_]\n",
+    b"defaults: [{optional algo: nothing}]\n",
+    b"defaults: [{override /nothing: x}]\n",
+    b"defaults: [{/algo@x.y: ppo}]\n",
+    b"defaults: [{a: 1, b: 2}]\n",
+    b"defaults: [[algo]]\n",
+    b"defaults: ['${a}']\n",
 ]
+_PLACES = st.builds(
+    lambda form, place: Line(
+        [part.format(place) for part in form.split(" ")],
+        {"no_entry/inner/x.yaml": b"a: 1\n", "file": b"", "no_entry/environment.json": b"{}"},
+        links={
+            "loop": "loop",
+            "ring": "ring2",
+            "ring2": "ring",
+            "dangling": "nowhere/at/all",
+            "up": "..",
+            "own/algo": "../loop",
+        },
+        modes={"no_entry": 0},
+    ),
+    st.sampled_from(
+        [
+            *"hydra.run.dir={} output_root={} resume={} compilation_cache={} --config-dir={} hydra.searchpath=[{}]".split(),
+            *"hydra.searchpath=[file://{}] hydra.searchpath=[pkg://{}] hydra.runtime.cwd={} hydra.sweep.subdir={}".split(),
+            *[
+                "-m hydra.sweep.dir={}",
+                "-m hydra.sweep.subdir={}",
+                "-m hydra/launcher=basic hydra.sweep.dir={}",
+                "algo=mine --config-dir={}",
+            ],
+            *[
+                "resume=auto hydra.run.dir={}",
+                "run=eval resume={}",
+                "-m seed=1,2 hydra.sweeper.max_batch_size=1 hydra.sweep.subdir={}",
+            ],
+        ]
+    ),
+    st.sampled_from(
+        [
+            *"loop loop/x ring ring/x/y dangling dangling/x up up/x own file file/x".split(),
+            *"no_entry no_entry/x no_entry/inner /dev/null".split(),
+            *"/proc/1 /proc/self/fd/0 /sys/kernel/x /dev/stdin . .. ./../x".split(),
+            *["x" * 256, "x/" * 2500, "ü", "🎲/ü", "a b", "a%b", "*", "?", "a:b"],
+        ]
+    ),
+)
 _FOLDERS = st.builds(
     lambda group, content, name: Line(
         [f"{group}=mine", "--config-dir", "own"], {f"own/{group.split('@')[0]}/{name}": content}
@@ -299,6 +474,25 @@ _ENVIRONMENT = st.sampled_from(
         {"SLURM_JOB_ID": "1"},
         {"COLUMNS": "x"},
         {"USER": None},
+        {"HOME": "/dev/null"},
+        {"HOME": "relative"},
+        {"HOME": "/nothing/like/it", "XDG_CACHE_HOME": "relative"},
+        {"TMPDIR": "/nothing"},
+        {"LANG": "C", "LC_ALL": "C"},
+        {"LC_ALL": "nope"},
+        {"TZ": "x"},
+        {"HYDRA_FULL_ERROR": "0"},
+        {"WANDB_API_KEY": "x", "WANDB_MODE": "disabled"},
+        {"WANDB_BASE_URL": "x"},
+        {"WANDB_RUN_GROUP": ""},
+        {"NETRC": "/dev/null/x"},
+        {"JAX_COORDINATOR_ADDRESS": "x", "JAX_NUM_PROCESSES": "y", "JAX_PROCESS_ID": "z"},
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_PROCID": "7", "SLURM_JOB_NODELIST": "["},
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "x"},
+        {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "x"},
+        {"GOOGLE_APPLICATION_CREDENTIALS": "/dev/null"},
+        {"PATH": ""},
+        {"ODD": "\udcff"},
     ]
 )
 
@@ -310,6 +504,8 @@ def lines(draw: Any) -> Line:
         st.one_of(
             st.just(Line([])),
             _FOLDERS,
+            _FOLDERS,
+            _PLACES,
             _RESUMED,
             _PROCESSES.map(Line),
             st.sampled_from(_FLAGS).map(Line),
@@ -321,4 +517,4 @@ def lines(draw: Any) -> Line:
     )
     flags = draw(st.one_of(*[st.just([])] * 4, st.sampled_from(_FLAGS)))
     environment = draw(st.one_of(*[st.just({})] * 5, _ENVIRONMENT))
-    return Line([*first.arguments, *some, *flags], first.files, environment)
+    return first._replace(arguments=[*first.arguments, *some, *flags], environment=environment)
