@@ -11,20 +11,33 @@ version of Hydra is tried there before pyproject.toml lets it in.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal import config_loader_impl
 from hydra._internal.callbacks import Callbacks as Callbacks
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper as BasicSweeper
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf as BasicSweeperConf
 from hydra._internal.utils import create_config_search_path
 from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
+if TYPE_CHECKING:
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper as BasicSweeper
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf as BasicSweeperConf
+
+
+def __getattr__(name: str) -> Any:
+    """Classes of plugins, as they are now: looking for plugins, Hydra runs its modules anew, and makes of each a new one."""
+    if name in ("BasicSweeper", "BasicSweeperConf"):
+        from hydra._internal.core_plugins import basic_sweeper
+
+        return getattr(basic_sweeper, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 def grid(overrides: Sequence[Override]) -> list[list[str]]:
     """The jobs of Hydra's own sweeper, in its order: each value with each."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
     (jobs,) = BasicSweeper.split_arguments(list(overrides), None)
     return [list(job) for job in jobs]
 
