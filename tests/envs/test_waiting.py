@@ -93,11 +93,11 @@ def waits(rows: Any, b: int) -> np.ndarray:
     return np.concatenate([[False], begun[:-1], [False]])
 
 
-CASES = given(resets=st.sampled_from([1, 2, 99]), seed=st.integers(0, 500))
+CASES = given(resets=st.sampled_from([1, 99]), seed=st.integers(0, 500))
 
 
 @CASES
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_rows_are_those_of_each_environment_alone(resets, seed):
     alone, _ = rows(None, seed)
     ours, metrics = rows(resets, seed)
@@ -133,7 +133,7 @@ def test_rows_are_those_of_each_environment_alone(resets, seed):
 
 
 @CASES
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_returns_know_nothing_of_waiting(resets, seed):
     ours, _ = rows(resets, seed)
     for b in range(B):
