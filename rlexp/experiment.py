@@ -12,7 +12,7 @@ from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.networks.base import MemoryTorso
 from rlexp.sources.base import HostSource, Source, is_host
-from rlexp.types import EnvSpec, PyTree, Settings
+from rlexp.types import EnvSpec, PyTree, Settings, Shared
 
 
 class Experiment(NamedTuple):
@@ -24,10 +24,12 @@ class Experiment(NamedTuple):
     spec: EnvSpec
     algorithm: Algorithm
     on_host: bool  # the environments run in Python, and the source is a HostSource
-    env_of: Callable[[Settings], Any]  # an Env, or a HostEnv
-    source_of: Callable[[Settings], Any]  # a Source, of one logical shard; or a HostSource, of all
+    # (settings, shared=None), where None stands for the `shared` below
+    env_of: Callable[..., Any]  # an Env, or a HostEnv
+    source_of: Callable[..., Any]  # a Source, of one logical shard; or a HostSource, of all
     hp: dict[str, float]  # traced; with total_updates
     settings: Settings  # the other traced settings
+    shared: Shared  # what is read and never changed, on the host
     num_shards: int
     env_steps_per_update: int  # as the source says; 1 where it takes none, so that updates are counted in their place
     prefill_env_steps: int  # what the source takes before the first update
@@ -66,10 +68,17 @@ def build(
     source_module = load_module(modules["algo.source"], "algo.source")
     settings = Settings(_traced(config.env, "params", "env"), _traced(config.algo.source, "hp", "algo.source"))
 
-    def env_of(settings: Settings) -> Env | HostEnv:
-        return env if isinstance(env, HostEnv) else env_module.make(_replaced(config.env, "params", settings.env))
+    own = Shared()  # until the modules have made theirs
+
+    def env_of(settings: Settings, shared: Shared | None = None) -> Env | HostEnv:
+        if isinstance(env, HostEnv):
+            return env
+        given = _given((shared or own).env, env_module.make, modules["env"])
+        return env_module.make(_replaced(config.env, "params", settings.env), **given)
 
     env = env_module.make(_replaced(config.env, "params", settings.env))
+    if isinstance(env, Env):
+        own = Shared(env=env.shared)
     on_host = is_host(source_module)
     _check_place(config, modules, env, on_host)
     network = load_module(modules["network"], "network")
@@ -93,13 +102,14 @@ def build(
     of_one = 1 if on_host else num_shards  # what the source's numbers are of
     sizes = _sizes(config.algo, of_one, source_module.make, modules)
 
-    def source_of(settings: Settings) -> Source | HostSource:
+    def source_of(settings: Settings, shared: Shared | None = None) -> Source | HostSource:
         return source_module.make(
             _replaced(config.algo.source, "hp", settings.source),
-            env=env_of(settings),
+            env=env_of(settings, shared),
             algorithm=algorithm,
             num_shards=num_shards,
             **sizes,
+            **_given((shared or own).source, source_module.make, modules["algo.source"]),
         )
 
     source = source_of(settings)
@@ -107,6 +117,8 @@ def build(
         raise ConfigError(
             f"algo.source.module: {modules['algo.source']}.make gives a {type(source).__name__}; its return type has to say so"
         )
+    if isinstance(source, Source):
+        own = own._replace(source=source.shared)
     env_steps_per_update = source.env_steps_per_update * of_one or 1
     most = 2**31 - 1  # programs count in int32
     if env_steps_per_update > most:
@@ -140,6 +152,7 @@ def build(
         source_of=source_of,
         hp=hp,
         settings=settings,
+        shared=own,
         num_shards=num_shards,
         env_steps_per_update=env_steps_per_update,
         prefill_env_steps=prefill,
@@ -198,6 +211,17 @@ def _sizes(algo: Any, num_shards: int, make: Callable, modules: Mapping[str, str
         )
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {n: size() for n, size in sizes.items() if n in _fields(algo) and (takes_any or n in parameters)}
+
+
+def _given(shared: PyTree, make: Callable, module: str) -> dict[str, PyTree]:
+    """What `make` is given of what it shares. Raises ConfigError where it could not take it."""
+    if not jax.tree.leaves(shared):
+        return {}
+    if "shared" not in inspect.signature(make).parameters:
+        raise ConfigError(
+            f"{module}: what it makes has `shared`, which its make does not take: make(config, …, shared=None)"
+        )
+    return {"shared": shared}
 
 
 def _fields(config: Any) -> set[str]:

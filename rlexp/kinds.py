@@ -106,6 +106,7 @@ class Checkpoint(Module, Protocol):
 KINDS: dict[str, type] = {
     "env": Env,
     "network": Network,
+    "network.torso": Network,
     "algo": Algo,
     "algo.source": Source,
     "precision": Precision,

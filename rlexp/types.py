@@ -87,6 +87,14 @@ class Settings(NamedTuple):
     source: PyTree  # algo.source.hp
 
 
+class Shared(NamedTuple):
+    """What an environment and a source read and never change: maps, data sets. An argument of the programs, one copy for
+    all members of a pack, and no part of a checkpoint."""
+
+    env: PyTree = ()  # Env.shared
+    source: PyTree = ()  # Source.shared
+
+
 class Mean(NamedTuple):
     """A metric: means over shards, steps and chunks are exact, since only sums are ever added."""
 

@@ -29,6 +29,9 @@ class Env(NamedTuple):
     reset: Callable[[Key], tuple[EnvState, TimeStep]]
     step: Callable[[EnvState, Any], tuple[EnvState, TimeStep]]
     batch: Batched | None = None  # a batch that is more than one by one, such as one whose resets are counted
+    # What it reads and never changes, such as maps: arrays. Inside the program its module is asked again,
+    # `make(config, shared=those arrays)`, so that they are one copy and no constants.
+    shared: PyTree = ()
 
 
 def batched(env: Env) -> Batched:

@@ -4,13 +4,24 @@ There are two types, and a module's `make` says by its return type which one it 
 program, a `HostSource` is Python beside it. So it is known before anything is built.
 """
 
+import enum
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, get_type_hints
 
-from rlexp.types import Batch, Key, Metrics
+from rlexp.types import Batch, Key, Metrics, PyTree
 
 Data = Any
+
+
+class Place(enum.Enum):
+    """Where a leaf of a source's Data lives."""
+
+    SHARD = "shard"  # with its logical shard, in the device's memory
+    # With its logical shard, in memory of the host that the device can reach. What is computed of it goes to the device and
+    # back by `jax.device_put(x, jax.memory.Space.Device)` and `.Host`, and `next` gives the leaf as it took it: on the host.
+    HOST = "host"
+    REPLICATED = "replicated"  # the same in all shards, whatever their keys and samples: kept once, on each device
 
 
 class Source(NamedTuple):
@@ -26,6 +37,9 @@ class Source(NamedTuple):
         0  # that one next() takes; 0: it has no environments, as a data set, and updates are counted
     )
     prefill_env_steps: int = 0  # that init takes
+    # Of the leaves of Data: one for all, or a tree of them that is the upper part of Data's.
+    places: PyTree = Place.SHARD
+    shared: PyTree = ()  # as Env.shared: the module is asked again by `make(config, …, shared=those arrays)`
     finish: Callable[[Batch], Batch] = lambda batch: batch  # what is to be done with the batch of all shards
 
 

@@ -16,8 +16,10 @@ from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.machine import hardware
 from rlexp.machine.hardware import ParamRule
-from rlexp.sources.base import Source
+from rlexp.sources.base import Place, Source
 from rlexp.types import Batch, Metrics, PyTree, Trajectory
+
+_HOST_MEMORY = "pinned_host"  # what JAX calls memory of the host that a device reads and writes by itself
 
 
 class Layout(NamedTuple):
@@ -76,11 +78,25 @@ def one_by_one(f: Callable, shards: PyTree) -> PyTree:
     return jax.lax.map(f, shards)
 
 
+def shard_by_shard(places: PyTree, f: Callable, data: PyTree, *rest: PyTree) -> tuple:
+    """(data, …) of f(data of a shard, …), for each shard; what is replicated is given to all, and taken of the first."""
+    of_shards, of_all = _parted(places, data)
+
+    def one(shard: PyTree) -> tuple:
+        mine, *more = shard
+        data, *out = f(_joined(mine, of_all), *more)
+        return data, *out
+
+    data, *out = one_by_one(one, (of_shards, *rest))
+    return _first_where_replicated(places, data), *out
+
+
 def init_shards(layout: Layout, source: Source) -> Callable:
     """(key, policy) -> Data with a leading axis of logical shards. The key of a shard is the same on any mesh."""
 
     def init(key: jax.Array, policy: PyTree) -> PyTree:
-        return one_by_one(lambda k: source.init(k, policy), jax.random.split(key, layout.num_shards))
+        data = one_by_one(lambda k: source.init(k, policy), jax.random.split(key, layout.num_shards))
+        return _first_where_replicated(source.places, data)
 
     return init
 
@@ -89,7 +105,7 @@ def collect(layout: Layout, source: Source) -> Callable:
     """(data, policy) -> (data, Batch [U, T+1, B, ...] with the shard as the major part of B, metrics)."""
 
     def local(data: PyTree, policy: PyTree) -> tuple[PyTree, Batch, Metrics]:
-        data, batch, metrics = one_by_one(lambda shard: source.next(shard, policy), data)
+        data, batch, metrics = shard_by_shard(source.places, lambda shard: source.next(shard, policy), data)
         trajectory = Trajectory(*(jax.tree.map(lambda x: _merge(x, 2), leaf) for leaf in batch.trajectory))
         return data, Batch(trajectory, *(jax.tree.map(lambda x: _merge(x, 1), leaf) for leaf in batch[1:])), metrics
 
@@ -98,11 +114,12 @@ def collect(layout: Layout, source: Source) -> Callable:
         if layout.mesh.shape["data"] > 1 and not layout.members_on_data:
             samples: Any = P(None, "data")
             rows: Any = P(None, None, "data")
-            out_specs = (P("data"), Batch(rows, weight=samples, ids=samples, memory=samples), P("data"))
+            specs = _specs(source.places, data)
+            out_specs = (specs, Batch(rows, weight=samples, ids=samples, memory=samples), P("data"))
             shards = jax.shard_map(
                 local,
                 mesh=layout.mesh,
-                in_specs=(P("data"), P()),
+                in_specs=(specs, P()),
                 out_specs=out_specs,
                 axis_names={"data"},
                 check_vma=False,
@@ -117,31 +134,43 @@ def feed_back(layout: Layout, source: Source) -> Callable:
     """(data, ids, priority [U, B]) -> data: each shard hears of its own samples, on the device that has it."""
 
     def local(data: PyTree, ids: PyTree, priority: jax.Array) -> PyTree:
-        num_shards = jax.tree.leaves(data)[0].shape[0]
-        shards = (data, *jax.tree.map(lambda x: _split(x, num_shards), (ids, priority)))
-        return one_by_one(lambda shard: source.feedback(*shard), shards)
+        num_shards = jax.tree.leaves(_parted(source.places, data)[0])[0].shape[0]
+        samples = jax.tree.map(lambda x: _split(x, num_shards), (ids, priority))
+        return shard_by_shard(source.places, lambda *shard: (source.feedback(*shard),), data, *samples)[0]
 
-    if layout.mesh.shape["data"] == 1 or layout.members_on_data:
-        return local
-    samples = P(None, "data")
-    return jax.shard_map(
-        local,
-        mesh=layout.mesh,
-        in_specs=(P("data"), samples, samples),
-        out_specs=P("data"),
-        axis_names={"data"},
-        check_vma=False,
-    )
+    def run(data: PyTree, ids: PyTree, priority: jax.Array) -> PyTree:
+        if layout.mesh.shape["data"] == 1 or layout.members_on_data:
+            return local(data, ids, priority)
+        specs, samples = _specs(source.places, data), P(None, "data")
+        return jax.shard_map(
+            local,
+            mesh=layout.mesh,
+            in_specs=(specs, samples, samples),
+            out_specs=specs,
+            axis_names={"data"},
+            check_vma=False,
+        )(data, ids, priority)
+
+    return run
 
 
-def run_shardings(layout: Layout, abstract_run: Any) -> Any:
-    """A sharding for each leaf of a Run. Raises ConfigError for a parameter rule that cannot be followed."""
+def run_shardings(layout: Layout, abstract_run: Any, places: PyTree = Place.SHARD) -> Any:
+    """A sharding for each leaf of a Run, with those of `data` in their places.
+
+    Raises:
+      ConfigError: for a parameter rule that cannot be followed, and where the devices reach no memory of their host.
+    """
+    places = jax.tree.broadcast(places, abstract_run.data)
+    if Place.HOST in jax.tree.leaves(places):
+        _check_host_memory(layout)
     if layout.members_on_data:
-        return jax.tree.map(lambda _: layout.member_sharding, abstract_run)
+        run = jax.tree.map(lambda _: layout.member_sharding, abstract_run)
+        return run._replace(data=jax.tree.map(lambda place: _in_memory(layout.member_sharding, place), places))
     _check_rules(layout, abstract_run.state)
     shards = NamedSharding(layout.mesh, P(None, "data"))
+    where = {place: layout.replicated if place is Place.REPLICATED else _in_memory(shards, place) for place in Place}
     state = jax.tree_util.tree_map_with_path(lambda path, x: _param_sharding(layout, path, x), abstract_run.state)
-    data = jax.tree.map(lambda _: shards, abstract_run.data)
+    data = jax.tree.map(lambda place: where[place], places)
     settings = jax.tree.map(lambda _: layout.replicated, abstract_run.settings)
     return abstract_run._replace(state=state, data=data, settings=settings)
 
@@ -181,6 +210,43 @@ def _param_sharding(layout: Layout, path: Any, leaf: Any) -> NamedSharding:
         if len(rule.spec) == leaf.ndim - 1 and re.search(rule.path, name):
             return NamedSharding(layout.mesh, P(None, *rule.spec))
     return layout.replicated
+
+
+def _parted(places: PyTree, data: PyTree) -> tuple[PyTree, PyTree]:
+    """(what each shard has, what is replicated), with None for the leaves of the other."""
+    places = jax.tree.broadcast(places, data)
+    of_shards = jax.tree.map(lambda place, x: None if place is Place.REPLICATED else x, places, data)
+    return of_shards, jax.tree.map(lambda place, x: x if place is Place.REPLICATED else None, places, data)
+
+
+def _joined(of_shards: PyTree, of_all: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, y: y if x is None else x, of_shards, of_all, is_leaf=lambda x: x is None)
+
+
+def _first_where_replicated(places: PyTree, data: PyTree) -> PyTree:
+    """Leaves [S, ...], or [...] of what is the same in all shards."""
+    places = jax.tree.broadcast(places, data)
+    return jax.tree.map(lambda place, x: x[0] if place is Place.REPLICATED else x, places, data)
+
+
+def _specs(places: PyTree, data: PyTree) -> PyTree:
+    """Over the data axis, for a shard_map."""
+    places = jax.tree.broadcast(places, data)
+    return jax.tree.map(lambda place: P() if place is Place.REPLICATED else P("data"), places)
+
+
+def _in_memory(sharding: NamedSharding, place: Place) -> NamedSharding:
+    return sharding.with_memory_kind(_HOST_MEMORY) if place is Place.HOST else sharding
+
+
+def _check_host_memory(layout: Layout) -> None:
+    device = layout.mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if _HOST_MEMORY not in kinds:
+        raise ConfigError(
+            f"algo.source: it keeps data in the host's memory, which {device.platform} devices cannot reach; "
+            f"theirs are {', '.join(kinds)}"
+        )
 
 
 def _merge(x: jax.Array, axis: int) -> jax.Array:

@@ -39,13 +39,15 @@ def check(experiment: Experiment, mesh: Mesh) -> None:
         "network: parameters and optimiser": _size(state),
         "algo: environments and replay memory": _size(data) * shards,
         "algo.num_envs, algo.num_steps: a batch": _size(batch) * shards,
+        "env, algo.source: what all members share": _size(jax.eval_shape(lambda shared: shared, experiment.shared)),
         "eval.num_episodes: environments of an evaluation": _size(episode) * config.eval.num_episodes,
     }
     one_memory = mesh.devices.flat[0].platform == "cpu"
     if not one_memory:
         spread = mesh.shape["data"]
         parts = {name: size if name.startswith("eval") else size / spread for name, size in parts.items()}
-        first = next(iter(parts))  # a copy on each device, unless rules split it
+        parts["env, algo.source: what all members share"] *= spread  # a copy on each device
+        first = next(iter(parts))  # so too, unless rules split it
         parts[first] *= spread / (mesh.shape["model"] if config.hardware.param_rules else 1)
     needed, capacity = sum(parts.values()), _capacity(config.hardware, mesh)
     if capacity is not None and needed > capacity:

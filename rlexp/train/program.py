@@ -30,7 +30,7 @@ from rlexp.train.parts import (
     stacked_settings,
     train_keys,
 )
-from rlexp.types import Batch, Metrics, PyTree, Settings
+from rlexp.types import Batch, Metrics, PyTree, Settings, Shared
 
 
 def changed_by(change: Callable, traced: Traced, seed: int) -> Callable[[Run, int, np.ndarray], Run]:
@@ -45,16 +45,20 @@ def changed_by(change: Callable, traced: Traced, seed: int) -> Callable[[Run, in
     return lambda run, update, returns: jitted(run, np.int32(update), np.asarray(returns, np.float32))
 
 
-def collect_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[PyTree, Batch, Metrics]:
+def collect_once(
+    experiment: Experiment, layout: Layout, run: Run, shared: Shared | None = None
+) -> tuple[PyTree, Batch, Metrics]:
     """The first half of an update, of one member: (data, what was collected, metrics)."""
-    source = experiment.source_of(run.settings)
+    source = experiment.source_of(run.settings, shared)
     with jax.named_scope("rollout"):
         return collect(layout, source)(run.data, experiment.algorithm.policy(run.state, True))
 
 
-def learn_once(experiment: Experiment, layout: Layout, run: Run, batch: Batch) -> tuple[Run, Metrics]:
+def learn_once(
+    experiment: Experiment, layout: Layout, run: Run, batch: Batch, shared: Shared | None = None
+) -> tuple[Run, Metrics]:
     """The second half: learn from what was collected, and tell the source what it was worth."""
-    source, data = experiment.source_of(run.settings), run.data
+    source, data = experiment.source_of(run.settings, shared), run.data
     state, updates = learn_from(experiment, run.state, batch)
     with jax.named_scope("update"):
         if updates.priority is not None and source.feedback is not no_feedback:
@@ -62,10 +66,10 @@ def learn_once(experiment: Experiment, layout: Layout, run: Run, batch: Batch) -
         return Run(state, data, run.settings), jax.tree.map(jnp.sum, updates.metrics)
 
 
-def update_once(experiment: Experiment, layout: Layout, run: Run) -> tuple[Run, Metrics]:
-    """Collect, learn, report: one step of the training loop, of one member."""
-    data, batch, metrics = collect_once(experiment, layout, run)
-    run, losses = learn_once(experiment, layout, run._replace(data=data), batch)
+def update_once(experiment: Experiment, layout: Layout, run: Run, shared: Shared | None = None) -> tuple[Run, Metrics]:
+    """Collect, learn, report: one step of the training loop, of one member. `shared` is closed over by a vmap: one for all."""
+    data, batch, metrics = collect_once(experiment, layout, run, shared)
+    run, losses = learn_once(experiment, layout, run._replace(data=data), batch, shared)
     return run, metrics | losses
 
 
@@ -76,14 +80,15 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return host.trace(experiments, layout)
     greedy = lead.config.eval.mode == "greedy"
 
-    def init_one(seed: jax.Array, hp: PyTree, settings: Settings) -> Run:
+    def init_one(seed: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> Run:
         state_key, data_key = train_keys(seed)
         state = lead.algorithm.init(state_key, hp)
         policy = lead.algorithm.policy(state, True)
-        return Run(state, init_shards(layout, lead.source_of(settings))(data_key, policy), settings)
+        return Run(state, init_shards(layout, lead.source_of(settings, shared))(data_key, policy), settings)
 
-    def chunk_one(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
-        once = jax.jit(lambda r: update_once(lead, layout, r), inline=True)  # traced once for its shapes and the loop
+    def chunk_one(run: Run, num_updates: jax.Array, shared: Shared) -> tuple[Run, Metrics]:
+        # traced once for its shapes and the loop
+        once = jax.jit(lambda r: update_once(lead, layout, r, shared), inline=True)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(once, run)[1])
 
         def body(_: Any, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
@@ -93,51 +98,66 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
         return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
 
-    def evaluate_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array) -> Episodes:
+    def evaluate_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array, shared: Shared) -> Episodes:
         policy = lead.algorithm.policy(state, not greedy)
-        env, num_episodes = lead.env_of(settings), lead.config.eval.num_episodes
+        env, num_episodes = lead.env_of(settings, shared), lead.config.eval.num_episodes
         return evaluate(env, lead.algorithm, policy, evaluation_key(seed, update), num_episodes=num_episodes)
 
-    def chunk_all(run: Run, num_updates: jax.Array) -> tuple[Run, Metrics]:
+    # What is closed over here is one for all members.
+
+    def init_all(seeds: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> Run:
+        return over_members(layout, lambda k, h, t: init_one(k, h, t, shared))(seeds, hp, settings)
+
+    def chunk_all(run: Run, num_updates: jax.Array, shared: Shared) -> tuple[Run, Metrics]:
         # one trip count for all members: a batched one would make every carry a select
-        return over_members(layout, lambda r: chunk_one(r, num_updates))(run)
+        return over_members(layout, lambda r: chunk_one(r, num_updates, shared))(run)
 
-    def evaluate_all(state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array) -> Episodes:
-        return over_members(layout, lambda s, t, k: evaluate_one(s, t, k, update))(state, settings, seeds)
+    def evaluate_all(
+        state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array, shared: Shared
+    ) -> Episodes:
+        return over_members(layout, lambda s, t, k: evaluate_one(s, t, k, update, shared))(state, settings, seeds)
 
-    init_all = over_members(layout, init_one)
-    shapes = jax.eval_shape(init_all, *member_data(experiments))
-    shardings = run_shardings(layout, shapes)
+    shapes = jax.eval_shape(init_all, *member_data(experiments), lead.shared)
+    shardings = run_shardings(layout, shapes, lead.source_of(lead.settings).places)
     abstract_run = jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
     )
 
     count = jax.ShapeDtypeStruct((), jnp.int32)
     per_member = layout.member_sharding
+    abstract_shared = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=layout.replicated),
+        jax.eval_shape(lambda shared: shared, lead.shared),
+    )
+
+    @functools.cache
+    def placed_shared() -> Shared:
+        return jax.device_put(lead.shared, layout.replicated)
 
     def lower_chunk() -> jax.stages.Lowered:
         chunk = jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member))
-        return chunk.lower(abstract_run, count)
+        return chunk.lower(abstract_run, count, abstract_shared)
 
     @functools.cache
     def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
         placed = jax.device_put(member_data(experiments), per_member)
-        return jax.jit(init_all, out_shardings=shardings).lower(*placed).compile(), lower_chunk().compile()
+        init = jax.jit(init_all, out_shardings=shardings).lower(*placed, abstract_shared)
+        return init.compile(), lower_chunk().compile()
 
     @functools.cache
     def evaluation() -> jax.stages.Compiled:
         seeds, *_ = jax.device_put(member_data(experiments), per_member)
         play = jax.jit(evaluate_all, out_shardings=per_member)
-        return play.lower(abstract_run.state, abstract_run.settings, seeds, count).compile()
+        return play.lower(abstract_run.state, abstract_run.settings, seeds, count, abstract_shared).compile()
 
     def of(members: Sequence[Experiment]) -> Traced:
         def compile_all() -> Program:
             began = time.perf_counter()
             (init, chunk), play = executables(), compile_evaluate()
-            placed = jax.device_put(member_data(members), per_member)
+            placed, shared = jax.device_put(member_data(members), per_member), placed_shared()
             return Program(
-                init=lambda: init(*placed),
-                chunk=lambda run, num_updates: chunk(run, np.int32(num_updates)),
+                init=lambda: init(*placed, shared),
+                chunk=lambda run, num_updates: chunk(run, np.int32(num_updates), shared),
                 evaluate=lambda run, update: play(run.state, run.settings, update),
                 compile_s=time.perf_counter() - began,
                 executable=chunk,
@@ -148,7 +168,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
         def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
             play, (seeds, *_) = evaluation(), jax.device_put(member_data(members), per_member)
-            return lambda state, settings, update: play(state, settings, seeds, np.int32(update))
+            shared = placed_shared()
+            return lambda state, settings, update: play(state, settings, seeds, np.int32(update), shared)
 
         return Traced(abstract_run, settings, compile_all, compile_evaluate, lower_chunk, of)
 

@@ -84,7 +84,7 @@ def test_the_program_tells_the_source_what_the_update_said():
     at = layout(1)
     source = prioritising()
     built = build("algo.num_envs=4")
-    lead = built._replace(algorithm=built.algorithm._replace(update=update), source_of=lambda settings: source)
+    lead = built._replace(algorithm=built.algorithm._replace(update=update), source_of=lambda settings, shared: source)
 
     @jax.jit
     def once(key: Any) -> Data:
