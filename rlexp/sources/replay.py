@@ -98,6 +98,10 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
     Raises:
       ConfigError: the sizes do not divide, or the memory cannot hold one sample.
     """
+    if jax.tree.leaves(jax.eval_shape(lambda: algorithm.carry(1))):
+        raise ConfigError(
+            "network: replay keeps no memory of a network beside its rows; take one without, such as network=mlp"
+        )
     capacity, num_prefills = _check(config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards)
     steps = rollout.make(
         rollout.Config(module=rollout.__name__),

@@ -47,4 +47,4 @@ def make(config: Any, *, shared: PyTree = None, **parts: Any) -> Source:
         return data._replace(calls=data.calls + 100)
 
     places = Data(rollout=Place.SHARD, table=Place.HOST, calls=Place.REPLICATED)  # type: ignore[arg-type]
-    return Source(init, next, feedback, steps.pure, steps.env_steps_per_update, places=places, shared=table)
+    return Source(init, next, feedback, env_steps_per_update=steps.env_steps_per_update, places=places, shared=table)
