@@ -50,13 +50,30 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
     because somebody wants it to, perhaps with another goal.
     """
     if meta is None:
-        return Start(0, 0, 0.0, False, [None] * len(experiments), {}, {}, False, 0)
-    failed = {int(i): why for i, why in meta["failed"].items()}
-    ended = {int(i): Ended(*how) for i, how in meta.get("ended", {}).items()}
+        return Start(
+            update=0,
+            env_steps=0,
+            wall_s=0.0,
+            resumed=False,
+            objectives=[None] * len(experiments),
+            failed={},
+            ended={},
+            had_ended=False,
+            num_lines=0,
+        )
     alone = len(experiments) == 1
-    out = ({}, {}, bool(ended)) if alone else (failed, ended, False)
-    env_steps = experiments[0].env_steps(meta["update"])
-    return Start(meta["update"], env_steps, meta["wall_s"], True, meta["objectives"], *out, meta.get("num_lines"))
+    ended = {int(i): Ended(*how) for i, how in meta.get("ended", {}).items()}
+    return Start(
+        update=meta["update"],
+        env_steps=experiments[0].env_steps(meta["update"]),
+        wall_s=meta["wall_s"],
+        resumed=True,
+        objectives=meta["objectives"],
+        failed={} if alone else {int(i): why for i, why in meta["failed"].items()},
+        ended={} if alone else ended,
+        had_ended=alone and bool(ended),
+        num_lines=meta.get("num_lines"),
+    )
 
 
 class Pack:

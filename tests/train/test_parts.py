@@ -9,6 +9,7 @@ from support import build
 
 from rlexp.train import metrics, schedule
 from rlexp.train.evaluate import Episodes
+from rlexp.train.members import Ended, start_of
 from rlexp.train.metrics import Chunk
 from rlexp.types import Mean
 
@@ -96,3 +97,22 @@ def test_lines_of_a_chunk(built):
     assert [second[k] for k in ("loss/value", "own/x", "train/return_mean", "env/calls")] == [None, None, None, 2.0]
     assert metrics.not_finite(values) == {1: "loss/value"}  # the first of them; and an empty count is nothing bad
     assert metrics.speed(chunk._replace(num_updates=0), built, 2, seconds=2.0) == {}
+
+
+def test_where_training_starts(built):
+    """In a pack who is out stays out; a run alone is asked again."""
+    fresh = start_of(None, [built] * 3)
+    assert (fresh.update, fresh.env_steps, fresh.resumed, fresh.num_lines) == (0, 0, False, 0)
+    assert (fresh.objectives, fresh.failed, fresh.ended, fresh.had_ended) == ([None] * 3, {}, {}, False)
+    meta = {"update": 5, "wall_s": 9.0, "objectives": [1.0, None, 3.0], "failed": {"1": "its disk is full"}}
+    pack = start_of(meta | {"ended": {"2": ["pruned", "others are better", 128]}}, [built] * 3)
+    assert (pack.update, pack.env_steps, pack.wall_s, pack.resumed) == (5, 320, 9.0, True)
+    assert pack.failed == {1: "its disk is full"} and pack.ended == {2: Ended("pruned", "others are better", 128)}
+    assert not pack.had_ended and not start_of(meta, [built] * 3).had_ended  # before there was any `ended`
+    alone = meta | {
+        "objectives": [1.0],
+        "failed": {"0": "it was in a pack"},
+        "ended": {"0": ["finished", "it is there", 320]},
+    }
+    one = start_of(alone, [built])
+    assert (one.failed, one.ended, one.had_ended, one.objectives) == ({}, {}, True, [1.0])
