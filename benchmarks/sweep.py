@@ -167,7 +167,7 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
     from rlexp import compose, hydra_internals
     from rlexp.sweep import hydra_jobs
     from rlexp.sweep.compositions import Compositions
-    from rlexp.sweep.packing import packs
+    from rlexp.sweep.packing import grouped
 
     compose.register_resolvers()
     loader = hydra_internals.config_loader(compose.CONF_DIR)
@@ -187,7 +187,7 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
         compositions = Compositions(loader, master)
         composed = [hydra_jobs._compose(compositions, one, n) for n, one in enumerate(overrides)]
         jobs = [hydra_jobs._job(one, own) for one, own in zip(composed, overrides, strict=True)]
-        groups = packs(jobs, pack="auto", max_pack=None)
+        groups = grouped(jobs, pack="auto", max_pack=None)
         hydra_jobs._check(groups, elsewhere=False)
         return {"seconds": time.perf_counter() - began}
 

@@ -26,7 +26,7 @@ from rlexp.storage import rundir, store
 from rlexp.sweep.manifest import Detached, JobFailed, Rehearsed
 
 
-class Job(NamedTuple):
+class Command(NamedTuple):
     """A checked command line."""
 
     overrides: list[str]
@@ -36,11 +36,11 @@ class Job(NamedTuple):
     composed: compose.Composed
 
 
-def check(overrides: Sequence[str]) -> tuple[Job, Any]:
+def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
     """Everything that can be wrong with a command line is found here, before a directory or a job is made.
 
     Returns:
-      The job and its built experiment.
+      The command and its built experiment.
     Raises:
       ConfigError: one line.
     """
@@ -85,7 +85,7 @@ def check(overrides: Sequence[str]) -> tuple[Job, Any]:
 
     submits = load_module(modules["launcher"], "launcher").SUBMITS
     experiment = session.prepare(node, config, modules, resume_dir, elsewhere=submits)
-    return Job(list(overrides), run_dir, resume_dir, url, composed), experiment
+    return Command(list(overrides), run_dir, resume_dir, url, composed), experiment
 
 
 def _holds_run(run_dir: Path, url: str | None) -> bool:
@@ -141,11 +141,11 @@ def main() -> None:
             _print(args, overrides)
         else:
             with endings.preparing():
-                job, experiment = check(overrides)
-            run_dir = job.run_dir
+                command, experiment = validate(overrides)
+            run_dir = command.run_dir
             for line in compose.doubled(overrides):
                 endings.say(f"rlexp: {line}")
-            (submit if experiment.part("launcher").SUBMITS else run)(job, experiment)
+            (submit if experiment.part("launcher").SUBMITS else run)(command, experiment)
     except (Detached, Rehearsed):
         pass
     except Exception as error:
@@ -210,79 +210,81 @@ def _print(args: argparse.Namespace, overrides: list[str]) -> None:
             app.shell_completion("config", overrides)
 
 
-def run(job: Job, experiment: Any) -> None:
+def run(command: Command, experiment: Any) -> None:
     """One job in its own directory. Raises ConfigError where that cannot be had."""
     from rlexp.machine import distributed
 
-    job = job._replace(run_dir=Path(distributed.share(str(job.run_dir))), url=distributed.share(job.url or ""))
-    before = rundir.before(job.run_dir)
-    held = opened(job)
-    own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
+    command = command._replace(
+        run_dir=Path(distributed.share(str(command.run_dir))), url=distributed.share(command.url or "")
+    )
+    before = rundir.before(command.run_dir)
+    held = opened(command)
+    own = [o for o in command.overrides if compose.override_key(o) != "hydra.run.dir"]
 
     def task(config: DictConfig) -> Any:
         from rlexp import session
 
         del config
-        return session.run(experiment, job.run_dir, job.resume_dir, own)
+        return session.run(experiment, command.run_dir, command.resume_dir, own)
 
     with held:
         try:
-            compose.run(job.composed, job.run_dir, task, quiet=not distributed.is_lead())
+            compose.run(command.composed, command.run_dir, task, quiet=not distributed.is_lead())
         except ConfigError:  # only the devices or the checkpoint could tell
-            if distributed.is_lead() or job.url:  # which then is on a disk of its own
+            if distributed.is_lead() or command.url:  # which then is on a disk of its own
                 rundir.restore(before)
-            if before.missing and job.url and distributed.is_lead():
-                store.remove(job.url)
+            if before.missing and command.url and distributed.is_lead():
+                store.remove(command.url)
             raise
 
 
-def submit(job: Job, experiment: Any) -> None:
+def submit(command: Command, experiment: Any) -> None:
     """One job that the launcher runs elsewhere: a sweep of one, in the run's own directory. Raises ConfigError, JobFailed."""
     from rlexp.sweep import packing
     from rlexp.sweep.manifest import Manifest
 
-    before = rundir.before(job.run_dir)
-    held = opened(job)
+    before = rundir.before(command.run_dir)
+    held = opened(command)
     held.close()  # the run's own process locks it
-    config, goes_on = experiment.config, job.resume_dir == job.run_dir
-    own = [o for o in job.overrides if compose.override_key(o) != "hydra.run.dir"]
+    config, goes_on = experiment.config, command.resume_dir == command.run_dir
+    own = [o for o in command.overrides if compose.override_key(o) != "hydra.run.dir"]
     overrides = packing.without_launcher(own)
-    resume_dir = None if goes_on else job.resume_dir
-    one = packing.Job(0, overrides, experiment.node, config, experiment.modules, job.run_dir, resume_dir)
+    resume_dir = None if goes_on else command.resume_dir
+    one = packing.Job(0, overrides, experiment.node, config, experiment.modules, command.run_dir, resume_dir)
     try:
-        manifest = Manifest(job.run_dir)
+        manifest = Manifest(command.run_dir)
         manifest.own()
         manifest.remember("command", sys.argv[1:])
         manifest.remember("cwd", os.getcwd())
         manifest.remember("launcher", experiment.modules["launcher"])
         manifest.put(0, overrides, ".", packing.fingerprint(one))
-        experiment.part("launcher").make(config.launcher)([[one]], set(), job.run_dir, manifest)
+        experiment.part("launcher").make(config.launcher)([[one]], set(), command.run_dir, manifest)
     except (ConfigError, Rehearsed):
         rundir.restore(before)
         raise
-    store.push(job.run_dir)
+    store.push(command.run_dir)
     (entry,) = manifest.jobs()
     if entry.status == "failed":
         raise JobFailed(str(entry.error))
 
 
-def opened(job: Job) -> Any:
+def opened(command: Command) -> Any:
     """Makes and locks the run directory in the lead; gives the lock. Raises ConfigError, in all processes."""
     from rlexp.machine import distributed
 
-    run_dir = job.run_dir
+    run_dir = command.run_dir
     if not distributed.is_lead():
         if trouble := distributed.share(""):
             raise ConfigError(trouble)
-        if job.url:  # on a disk of its own: this process, too, is to know where the checkpoints are
+        if command.url:  # on a disk of its own: this process, too, is to know where the checkpoints are
             run_dir.mkdir(parents=True, exist_ok=True)
-            store.attach(run_dir, job.url)
+            store.attach(run_dir, command.url)
         return contextlib.nullcontext()
     try:
         rundir.create(run_dir)
         held = rundir.lock(run_dir)
-        if job.url:
-            store.attach(run_dir, job.url)
+        if command.url:
+            store.attach(run_dir, command.url)
     except ConfigError as error:
         distributed.share(str(error))
         raise
@@ -298,10 +300,11 @@ def sweep(overrides: Sequence[str]) -> None:
         raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
     if store.is_url(config.output_root):
         store.reach(config.output_root)
-    from rlexp.modes import scaling
+    from rlexp.modes.scaling import Plans
 
-    compose.sweep(overrides, _job_of_a_sweep)
-    scaling.report()
+    plans = Plans()
+    compose.sweep(overrides, lambda job: _job_of_a_sweep(job, plans))
+    plans.report()
 
 
 def _first_job(overrides: Sequence[str]) -> list[str]:
@@ -316,7 +319,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
     return jobs[0]
 
 
-def _job_of_a_sweep(config: DictConfig) -> Any:
+def _job_of_a_sweep(config: DictConfig, plans: Any) -> Any:
     """A job that does not train: it runs in this process, in its turn. Those that train are the launcher's."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -332,9 +335,7 @@ def _job_of_a_sweep(config: DictConfig) -> Any:
     with rundir.lock(run_dir):
         if checked.run != "plan":
             return session.run(experiment, run_dir, None, overrides)
-        from rlexp.modes.scaling import planned
-
-        return planned(lambda: session.run(experiment, run_dir, None, overrides), run_dir, overrides)
+        return plans.add(lambda: session.run(experiment, run_dir, None, overrides), run_dir, overrides)
 
 
 if __name__ == "__main__":

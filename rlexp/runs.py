@@ -68,19 +68,19 @@ def train(*overrides: Given, config_dir: str | Path | None = None, **keys: Any) 
     given = [*compose.search_path(config_dir and str(config_dir)), *words(overrides, keys)]
     compose.begin_another_run()
     with _as_command(given):
-        job, experiment = cli.check(given)
+        command, experiment = cli.validate(given)
         if experiment.part("launcher").SUBMITS:
             try:
                 with contextlib.suppress(Detached):
-                    cli.submit(job, experiment)
+                    cli.submit(command, experiment)
             finally:
-                _disown(job.run_dir)
+                _disown(command.run_dir)
         else:
-            cli.run(job, experiment)
-    summary = rundir.read_json(job.run_dir / "summary.json") or {}
-    known = Manifest(job.run_dir).jobs()[0].status if experiment.part("launcher").SUBMITS else "finished"
+            cli.run(command, experiment)
+    summary = rundir.read_json(command.run_dir / "summary.json") or {}
+    known = Manifest(command.run_dir).jobs()[0].status if experiment.part("launcher").SUBMITS else "finished"
     status, objective = summary.get("status", known), summary.get("objective")
-    return Result(job.run_dir, rundir.id_of(job.run_dir), status, objective, summary, job.overrides)
+    return Result(command.run_dir, rundir.id_of(command.run_dir), status, objective, summary, command.overrides)
 
 
 def sweep(*overrides: Given, config_dir: str | Path | None = None, **keys: Any) -> Sweep:

@@ -89,6 +89,19 @@ def environment(*more_path: Path, **more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))} | more
 
 
+def processes(*words: str) -> list[int]:
+    """Those whose command line holds all of these."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes()
+        except OSError:
+            continue
+        if all(word.encode() in line for word in words):
+            found.append(int(entry.parent.name))
+    return found
+
+
 # Where `make libtpu` puts the TPU compiler: apart, since it changes how JAX starts.
 LIBTPU = Path(os.environ.get("RLEXP_LIBTPU", Path(__file__).resolve().parents[1] / ".libtpu"))
 

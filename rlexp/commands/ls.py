@@ -38,7 +38,7 @@ _TAIL = 1 << 16  # bytes of metrics.jsonl that are looked at
 _LOADER = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # ten times as fast
 
 
-class Run(NamedTuple):
+class Line(NamedTuple):
     """A line of the list. None where it is not known."""
 
     id: str | None
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     began: float  # seconds since the epoch
 
 
-class Job(NamedTuple):
+class SweepJob(NamedTuple):
     """What a sweep says of one of its jobs."""
 
     status: str
@@ -79,12 +79,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def list_runs(roots: Sequence[str]) -> list[Run]:
+def list_runs(roots: Sequence[str]) -> list[Line]:
     """All runs and sweeps' jobs below the roots, in the order in which they began. Raises ConfigError for a root that is none."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, Line] = {}
     for root in roots:
         if store.is_url(root, "ls"):
-            found: Iterable[Run] = _in_store(root.rstrip("/"))
+            found: Iterable[Line] = _in_store(root.rstrip("/"))
         elif os.path.isdir(root):
             found = _on_disk(root)
         else:
@@ -96,9 +96,9 @@ def list_runs(roots: Sequence[str]) -> list[Run]:
 # --- on the disk -------------------------------------------------------------------------------------------------------
 
 
-def _on_disk(root: str) -> Iterator[Run]:
+def _on_disk(root: str) -> Iterator[Line]:
     locked = _locked_inodes()
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, SweepJob] = {}
     seen: list[tuple[str, set[str]]] = []
     for folder, names in _walk(root):
         if _MANIFEST in names and _is_file(os.path.join(folder, _MANIFEST)):
@@ -108,7 +108,7 @@ def _on_disk(root: str) -> Iterator[Run]:
     for folder, names in seen:
         yield _run(folder, names, jobs.pop(os.path.normpath(folder), None), locked)
     for folder, job in jobs.items():  # those that have left nothing yet
-        yield Run(job.run_id, None, None, None, job.objective, job.status, folder, job.changed)
+        yield Line(job.run_id, None, None, None, job.objective, job.status, folder, job.changed)
 
 
 def run_ids(root: str) -> Iterator[str]:
@@ -132,7 +132,7 @@ def _walk(root: str) -> Iterator[tuple[str, set[str]]]:
         yield folder, names
 
 
-def _run(folder: str, names: set[str], job: Job | None, locked: set[int]) -> Run:
+def _run(folder: str, names: set[str], job: SweepJob | None, locked: set[int]) -> Line:
     told = _object(_json(_read(folder, _ENVIRONMENT)))
     summary = _object(_json(_read(folder, _SUMMARY))) if _SUMMARY in names else {}
     last = _last_lines(folder) if not summary and _METRICS in names else {}
@@ -146,7 +146,7 @@ def _run(folder: str, names: set[str], job: Job | None, locked: set[int]) -> Run
     return _of(folder, told, config, summary or last, status, _began(folder, told))
 
 
-def _jobs(folder: str, locked: set[int]) -> dict[str, Job]:
+def _jobs(folder: str, locked: set[int]) -> dict[str, SweepJob]:
     """{directory: what the manifest says}; nothing where it cannot be read. `running` only while a process runs the sweep."""
     alive = _inode(folder, "sweep.lock") in locked
     address = f"file:{urllib.parse.quote(os.path.abspath(os.path.join(folder, _MANIFEST)))}?mode=ro"
@@ -155,7 +155,7 @@ def _jobs(folder: str, locked: set[int]) -> dict[str, Job]:
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=1)) as connection:
             rows = connection.execute(query).fetchall()
         return {
-            os.path.normpath(os.path.join(folder, str(place))): Job(
+            os.path.normpath(os.path.join(folder, str(place))): SweepJob(
                 "unfinished" if status == "running" and not alive else _text(status) or "unfinished",
                 _text(run_id),
                 _number(objective),
@@ -223,7 +223,7 @@ def _began(folder: str, told: dict[str, Any]) -> float:
 # --- in an object store ------------------------------------------------------------------------------------------------
 
 
-def _in_store(url: str) -> Iterator[Run]:
+def _in_store(url: str) -> Iterator[Line]:
     """Raises ConfigError or OSError where it cannot be reached."""
     store.reach(url)
     files = {name: store.read_all(url, name) for name in (_ENVIRONMENT, _CONFIG, _SUMMARY)}
@@ -238,10 +238,10 @@ def _in_store(url: str) -> Iterator[Run]:
 
 def _of(
     folder: str, told: dict[str, Any], config: dict[str, Any], ended: dict[str, Any], status: str, began: float
-) -> Run:
+) -> Line:
     environment, algorithm = _object(config.get("env")), _object(config.get("algo"))
     kind, steps = _text(config.get("run")), _number(ended.get("env_steps"))
-    return Run(
+    return Line(
         id=_text(told.get("run_id")),
         environment=_text(environment.get("name")) or _last_part(environment.get("module")),
         algorithm=_last_part(algorithm.get("module")),
@@ -294,7 +294,7 @@ def _last_part(module: Any) -> str | None:
 # --- as people read it ---------------------------------------------------------------------------------------------------
 
 
-def _table(runs: Sequence[Run]) -> list[str]:
+def _table(runs: Sequence[Line]) -> list[str]:
     head = ("ID", "ENVIRONMENT", "ALGORITHM", "STEPS", "RETURN", "STATUS", "DIRECTORY")
     rows = [
         (

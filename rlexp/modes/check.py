@@ -25,8 +25,7 @@ from rlexp.algos.common import epochs_and_minibatches
 from rlexp.experiment import Experiment
 from rlexp.machine import distributed, hardware
 from rlexp.modes import hlo
-from rlexp.modes.cost import cost
-from rlexp.modes.plan import memory_of
+from rlexp.modes.cost import cost, memory_of
 from rlexp.storage import rundir
 from rlexp.train import program
 from rlexp.train.evaluate import episode_means

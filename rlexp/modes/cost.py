@@ -8,7 +8,7 @@ such as the one over the updates of a chunk, counts once.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,14 @@ _COLLECTIVES = (
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id"}
 _FREE |= {"replica-id", "domain", "add-dependency", "while", "conditional", "call"}
 _SLICES = ("dynamic-slice", "gather", "slice")
+
+
+class Memory(NamedTuple):
+    """Bytes of one chip. Donated arguments hold the results, so the total is less than the sum."""
+
+    argument: int
+    temp: int
+    total: int
 
 
 def cost(module: Module) -> Cost:
@@ -310,3 +318,11 @@ def _group_size(x: Instruction) -> int:
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", x.attributes):
         return int(iota[2])
     return 2 if "source_target_pairs" in x.attributes else 1
+
+
+def memory_of(compiled: Any) -> Memory:
+    """The compiler's account of one device."""
+    found = compiled.memory_analysis()
+    temp = found.temp_size_in_bytes + found.generated_code_size_in_bytes
+    results = found.output_size_in_bytes - found.alias_size_in_bytes
+    return Memory(found.argument_size_in_bytes, temp, found.argument_size_in_bytes + results + temp)

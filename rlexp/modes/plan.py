@@ -5,7 +5,6 @@ Nothing is run. Memory is the compiler's own account; FLOPs, bytes and collectiv
 says what is not modelled.
 """
 
-import math
 import re
 import time
 from typing import Any, NamedTuple
@@ -17,8 +16,9 @@ from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.machine import hardware
 from rlexp.modes import hlo
-from rlexp.modes.cost import Collective, Cost, Traffic, cost
-from rlexp.modes.profile import no_compilation_cache
+from rlexp.modes.compilation import no_compilation_cache
+from rlexp.modes.cost import Collective, Cost, Traffic, cost, memory_of
+from rlexp.modes.words import amount, duration
 from rlexp.storage import rundir
 from rlexp.train import program
 from rlexp.train.layout import Layout
@@ -28,14 +28,6 @@ from rlexp.train.schedule import chunk_end
 
 class DoesNotFit(ConfigError):
     """The program needs more memory than a chip has."""
-
-
-class Memory(NamedTuple):
-    """Bytes of one chip. Donated arguments hold the results, so the total is less than the sum."""
-
-    argument: int
-    temp: int
-    total: int
 
 
 class Roofline(NamedTuple):
@@ -76,8 +68,8 @@ def plan_run(member: Member) -> dict[str, Any]:
     if not report["fits"]:
         total, capacity = report["total_bytes"], report["capacity_bytes"]
         raise DoesNotFit(
-            f"hardware: the program needs {_size(total)} of memory on each chip of {target}, which has {_size(capacity)}: "
-            f"{_size(total - capacity)} too much. What helps: fewer environments (algo.num_envs), more minibatches "
+            f"hardware: the program needs {amount(total)} of memory on each chip of {target}, which has {amount(capacity)}: "
+            f"{amount(total - capacity)} too much. What helps: fewer environments (algo.num_envs), more minibatches "
             "(algo.num_minibatches), algo.gradient_accumulation, network.remat=true, more chips"
         )
     return report
@@ -120,14 +112,6 @@ def plan(lead: Experiment) -> tuple[dict[str, Any], Cost | None, str]:
         "hours_to_total": lead.total_env_steps / per_second / 3600,
     }
     return report, costs, text
-
-
-def memory_of(compiled: Any) -> Memory:
-    """The compiler's account of one device."""
-    found = compiled.memory_analysis()
-    temp = found.temp_size_in_bytes + found.generated_code_size_in_bytes
-    results = found.output_size_in_bytes - found.alias_size_in_bytes
-    return Memory(found.argument_size_in_bytes, temp, found.argument_size_in_bytes + results + temp)
 
 
 def roofline(costs: Cost, rates: hardware.Rates, *, platform: str) -> Roofline:
@@ -192,13 +176,13 @@ def _target(lead: Experiment) -> str:
 
 
 def _print(lead: Experiment, target: str, report: dict[str, Any], costs: Cost) -> None:
-    collectives = ", ".join(f"{c['count']:,} {c['op']} of {_size(c['bytes'])} in all" for c in report["collectives"])
+    collectives = ", ".join(f"{c['count']:,} {c['op']} of {amount(c['bytes'])} in all" for c in report["collectives"])
     products = ", ".join(f"{n / costs.flops.total():.0%} {dtype}" for dtype, n in sorted(costs.flops.items()))
     roof, total, capacity = report["roofline_s"], report["total_bytes"], report["capacity_bytes"]
     rows = [
-        ("arguments, a chip", _size(report["argument_bytes"]), "parameters, optimiser, environments, replay"),
-        ("temporaries, a chip", _size(report["temp_bytes"]), "with the program itself"),
-        ("memory, a chip", _size(total), f"{total / capacity:.1%} of {_size(capacity)}"),
+        ("arguments, a chip", amount(report["argument_bytes"]), "parameters, optimiser, environments, replay"),
+        ("temporaries, a chip", amount(report["temp_bytes"]), "with the program itself"),
+        ("memory, a chip", amount(total), f"{total / capacity:.1%} of {amount(capacity)}"),
         ("FLOPs, an env step", f"{report['flops_per_env_step']:,.0f}", f"matrix products alone: {products or 'none'}"),
         ("bytes, an env step", f"{report['bytes_per_env_step']:,.0f}", "to and from main memory"),
         ("collectives, an update", collectives or "none", "put in by each chip"),
@@ -228,24 +212,5 @@ def _print(lead: Experiment, target: str, report: dict[str, Any], costs: Cost) -
     tables.show(("", "", ""), rows, title=f"{lead.config.algo.module}, {lead.spec.name}, {target}", right=(1,))
 
 
-def duration(seconds: float | int) -> str:
-    """As one says it: less than a minute, 12 minutes, 3.5 hours, 12 days."""
-    if seconds < 60:
-        return "less than a minute"
-    units = (("minute", 60, 60), ("hour", 3600, 48), ("day", 86400, math.inf))
-    unit, size = next((unit, size) for unit, size, until in units if round(seconds / size) < until)
-    amount = f"{seconds / size:.2g}" if seconds < 10 * size else f"{seconds / size:,.0f}"
-    return f"{amount} {unit}{'s' * (amount != '1')}"
-
-
 def _longest(roof: dict[str, float]) -> float:
     return Roofline(**roof).seconds
-
-
-def _size(n: int | float) -> str:
-    """1.5 GiB, 20 KiB, 5 B."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(n) < 1024 or unit == "GiB":
-            break
-        n /= 1024
-    return f"{n:,.0f} B" if unit == "B" else f"{n:,.4g} {unit}"

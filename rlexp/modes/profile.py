@@ -5,7 +5,6 @@ Two kinds of numbers, which need not agree to the last digit:
   trace   what the devices did inside whole chunks: collectives, copies to the host, the most expensive operations
 """
 
-import contextlib
 import re
 import time
 import warnings
@@ -16,11 +15,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 from jax.profiler import ProfileData, ProfileOptions, StepTraceAnnotation
 
 from rlexp.experiment import Experiment
 from rlexp.loggers import jsonl
+from rlexp.modes.compilation import no_compilation_cache
 from rlexp.storage import rundir, store
 from rlexp.train import program
 from rlexp.train.evaluate import episode_means
@@ -73,19 +72,6 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
     summary = rundir.summary(env_steps=steps or 0, compile_s=compiled.compile_s, resumed_from=steps)
     rundir.write_json(member.dir / "summary.json", summary)
     _print(report, member.dir)
-
-
-@contextlib.contextmanager
-def no_compilation_cache() -> Iterator[None]:
-    """Compilation at its true cost; and a cached program would tell its operations by the names of back then."""
-    before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX looks at the switch once only
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
 
 
 def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path | None) -> tuple[Run, int | None]:

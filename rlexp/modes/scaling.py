@@ -6,39 +6,43 @@ from pathlib import Path
 from typing import Any
 
 from rlexp import tables
-from rlexp.modes.plan import DoesNotFit, duration
+from rlexp.modes.plan import DoesNotFit
+from rlexp.modes.words import duration
 from rlexp.storage import rundir
 
-_jobs: list[tuple[Path, list[str]]] = []  # of this process's sweep, which Hydra runs one after the other
-_unfit: list[DoesNotFit] = []
 
+class Plans:
+    """Those of one sweep, whose jobs Hydra runs one after the other."""
 
-def planned(plan: Callable[[], Any], run_dir: Path, overrides: Sequence[str]) -> Any:
-    """Runs one job of a sweep. That one profile is too small does not keep the others from being planned."""
-    _jobs.append((run_dir, list(overrides)))
-    try:
-        return plan()
-    except DoesNotFit as error:
-        _unfit.append(error)
-        print(f"{' '.join(overrides)}: does not fit")
-        return None
+    def __init__(self) -> None:
+        self._jobs: list[tuple[Path, list[str]]] = []
+        self._unfit: list[DoesNotFit] = []
 
+    def add(self, plan: Callable[[], Any], run_dir: Path, overrides: Sequence[str]) -> Any:
+        """Runs one job. That one profile is too small does not keep the others from being planned."""
+        self._jobs.append((run_dir, list(overrides)))
+        try:
+            return plan()
+        except DoesNotFit as error:
+            self._unfit.append(error)
+            print(f"{' '.join(overrides)}: does not fit")
+            return None
 
-def report() -> None:
-    """Prints the table of all plans, and leaves scaling.json and scaling.png in the sweep's directory.
+    def report(self) -> None:
+        """Prints the table of all plans, and leaves scaling.json and scaling.png in the sweep's directory.
 
-    Raises:
-      DoesNotFit: the first that did not.
-    """
-    if not _jobs:
-        return
-    rows, directory = compare(_rows(_jobs)), _jobs[0][0].parent
-    rundir.write_json(directory / "scaling.json", rows)
-    _print(rows)
-    draw(rows, directory / "scaling.png")
-    print(f"\nAll numbers: {directory / 'scaling.json'}; picture: {directory / 'scaling.png'}")
-    if _unfit:
-        raise _unfit[0]
+        Raises:
+          DoesNotFit: the first that did not.
+        """
+        if not self._jobs:
+            return
+        rows, directory = compare(_rows(self._jobs)), self._jobs[0][0].parent
+        rundir.write_json(directory / "scaling.json", rows)
+        _print(rows)
+        draw(rows, directory / "scaling.png")
+        print(f"\nAll numbers: {directory / 'scaling.json'}; picture: {directory / 'scaling.png'}")
+        if self._unfit:
+            raise self._unfit[0]
 
 
 def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

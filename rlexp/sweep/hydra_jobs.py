@@ -16,7 +16,7 @@ from rlexp.storage import store
 from rlexp.sweep import places
 from rlexp.sweep.compositions import Compositions
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
-from rlexp.sweep.packing import Job, fingerprint, name, packs, without_launcher
+from rlexp.sweep.packing import Job, fingerprint, grouped, name, without_launcher
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
@@ -124,7 +124,7 @@ def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_mani
 def _packs(jobs: Sequence[Job], sweep_dir: Path) -> list[list[Job]]:
     settings = jobs[0].config.launcher
     before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
-    return packs(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
+    return grouped(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
 
 
 _group: tuple[Path, str] | None = None  # of this process's last sweep

@@ -38,7 +38,7 @@ def fingerprint(job: Job) -> str:
     return job_fingerprint(job.config, job.modules)
 
 
-def packs(
+def grouped(
     jobs: Sequence[Job], *, pack: PackMode, max_pack: int | None, before: Mapping[int, str] = MappingProxyType({})
 ) -> list[list[Job]]:
     """The jobs in groups, each of which is one program; both in the order of the jobs.

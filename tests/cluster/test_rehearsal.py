@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import QUIET, environment, rlexp_command
+from support import QUIET, environment, processes, rlexp_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -24,15 +24,7 @@ def without_slurm(tmp_path) -> dict[str, str]:
 
 
 def workers(directory: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = entry.read_bytes()
-        except OSError:
-            continue
-        if b"submitit.core._submit" in line and str(directory).encode() in line:
-            found.append(int(entry.parent.name))
-    return found
+    return processes("submitit.core._submit", str(directory))
 
 
 def test_two_processes_are_told_that_their_time_is_over_and_go_on(tmp_path, without_slurm):

@@ -12,19 +12,6 @@ from .tpu_world import HOSTS, World, end
 LONG = (*HOSTS["v4-8"], "total_env_steps=3200000", "hydra.run.dir=run")
 
 
-@pytest.fixture(scope="module")
-def bucket():
-    with object_store.serve() as (variables, url):
-        yield variables, url
-
-
-@pytest.fixture
-def world(tmp_path, bucket):
-    made = World(tmp_path, *bucket)
-    yield made
-    made.gcloud.clear()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_slice_that_cannot_be_set_up_takes_no_job_down(world):

@@ -6,25 +6,11 @@ import signal
 import subprocess
 import time
 
-import object_store
 import pytest
 
 from rlexp.sweep.manifest import Manifest
 
 from .tpu_world import HOSTS, INSTALL, World, end
-
-
-@pytest.fixture(scope="module")
-def bucket():
-    with object_store.serve() as (variables, url):
-        yield variables, url
-
-
-@pytest.fixture
-def world(tmp_path, bucket):
-    made = World(tmp_path, *bucket)
-    yield made
-    made.gcloud.clear()
 
 
 @pytest.mark.slow

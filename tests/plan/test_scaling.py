@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import pytest
-from support import build, command_line
+from support import QUIET, build, command_line
 
+import rlexp
+from rlexp import session
 from rlexp.modes import scaling
 
 TINY = ("algo=pqn", "algo.num_steps=8", "algo.num_epochs=1", "algo.num_minibatches=1", "network.hidden=[8]")
@@ -37,8 +39,21 @@ def test_efficiency_is_against_the_fewest_chips_of_the_same_settings():
 
 def test_nothing_planned_is_no_picture_and_no_error(tmp_path):
     scaling.draw(scaling.compare([row("a", 4, None, fits=False)]), tmp_path / "scaling.png")
-    scaling.report()
+    scaling.Plans().report()
     assert (tmp_path / "scaling.png").stat().st_size > 1000
+
+
+def test_a_sweep_tells_of_its_own_plans_and_not_of_those_before_it_in_this_process(tmp_path, monkeypatch):
+    def plan(experiment, run_dir, resume_dir, overrides):
+        (run_dir / "config.yaml").write_text("hardware: {mesh: {data: 4, model: 1}}")
+        told = {k: v for k, v in row("", 4, 1.0).items() if k not in ("job", "settings", "chips")}
+        (run_dir / "plan.json").write_text(json.dumps(told))
+
+    monkeypatch.setattr(session, "prepare", lambda *_, **__: build())
+    monkeypatch.setattr(session, "run", plan)
+    for name in "ab":
+        rlexp.sweep("run=plan", QUIET, {"hydra.sweep.dir": tmp_path / name}, seed=[1, 2])
+    assert [len(json.loads((tmp_path / name / "scaling.json").read_text())) for name in "ab"] == [2, 2]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlexp.modes.plan import duration
+from rlexp.modes.words import duration
 
 
 @pytest.mark.parametrize(

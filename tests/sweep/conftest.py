@@ -3,6 +3,9 @@
 import pytest
 from xla_flags import QUICKLY
 
+from rlexp import compose
+from rlexp.config import Config, parse
+
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_quickly():
@@ -10,3 +13,8 @@ def compiled_quickly():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLA_FLAGS", " ".join(QUICKLY))
         yield
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return parse(compose.compose_node([])[0])[0]

@@ -7,7 +7,7 @@ from support import build
 
 from rlexp.config import ConfigError
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.packing import Job, fingerprint, name, packs
+from rlexp.sweep.packing import Job, fingerprint, grouped, name
 
 
 def jobs(*command_lines: str) -> list[Job]:
@@ -26,47 +26,47 @@ def numbers(found: list[list[Job]]) -> list[list[int]]:
 
 def test_jobs_that_differ_in_traced_fields_share_a_program():
     lines = ("seed=1", "seed=2 algo.hp.lr=1e-4", "algo.num_steps=64", "algo.hp.gamma=0.9", "algo.num_steps=64 seed=3")
-    assert numbers(packs(jobs(*lines), pack="auto", max_pack=None)) == [[0, 1, 3], [2, 4]]
-    assert numbers(packs(jobs(*lines), pack="auto", max_pack=2)) == [[0, 1], [3], [2, 4]]
-    assert numbers(packs(jobs(*lines), pack="off", max_pack=None)) == [[0], [1], [2], [3], [4]]
+    assert numbers(grouped(jobs(*lines), pack="auto", max_pack=None)) == [[0, 1, 3], [2, 4]]
+    assert numbers(grouped(jobs(*lines), pack="auto", max_pack=2)) == [[0, 1], [3], [2, 4]]
+    assert numbers(grouped(jobs(*lines), pack="off", max_pack=None)) == [[0], [1], [2], [3], [4]]
 
 
 def test_an_interrupted_pack_stays_one_whatever_jobs_have_come_since():
     found = jobs("seed=1", "seed=2", "seed=3", "seed=4", "algo.num_steps=64", "seed=5")
     before = {0: name(found[:2]), 1: name(found[:2]), 2: "of others too", 4: name(found[4:5])}
-    assert numbers(packs(found, pack="auto", max_pack=None, before=before)) == [[0, 1], [2, 3, 5], [4]]
-    assert numbers(packs(found, pack="auto", max_pack=2, before=before)) == [[0, 1], [2, 3], [5], [4]]
-    assert numbers(packs(found, pack="auto", max_pack=1, before=before)) == [[0], [1], [2], [3], [5], [4]]
-    assert numbers(packs(found, pack="off", max_pack=None, before=before)) == [[0], [1], [2], [3], [4], [5]]
+    assert numbers(grouped(found, pack="auto", max_pack=None, before=before)) == [[0, 1], [2, 3, 5], [4]]
+    assert numbers(grouped(found, pack="auto", max_pack=2, before=before)) == [[0, 1], [2, 3], [5], [4]]
+    assert numbers(grouped(found, pack="auto", max_pack=1, before=before)) == [[0], [1], [2], [3], [5], [4]]
+    assert numbers(grouped(found, pack="off", max_pack=None, before=before)) == [[0], [1], [2], [3], [4], [5]]
 
 
 def test_parameters_of_the_environment_are_traced_too():
     lines = ("env.params.gravity=9.8", "env.params.gravity=5.0", "env=gymnax/acrobot")
-    assert numbers(packs(jobs(*lines), pack="auto", max_pack=None)) == [[0, 1], [2]]
+    assert numbers(grouped(jobs(*lines), pack="auto", max_pack=None)) == [[0, 1], [2]]
 
 
 @pytest.mark.parametrize(
     "line", ["precision=bf16", "eval.num_episodes=3", "algo=pqn", "network.hidden=[3]", "run=check"]
 )
 def test_everything_else_is_another_program(line):
-    assert numbers(packs(jobs("seed=1", line, "seed=2"), pack="auto", max_pack=None)) == [[0, 2], [1]]
+    assert numbers(grouped(jobs("seed=1", line, "seed=2"), pack="auto", max_pack=None)) == [[0, 2], [1]]
 
 
 def test_jobs_whose_environments_are_on_the_host_are_never_packed():
     found = jobs("env=gymnasium/cartpole seed=1", "env=gymnasium/cartpole seed=2", "seed=1", "seed=2")
-    assert numbers(packs(found, pack="auto", max_pack=None)) == [[0], [1], [2, 3]]
+    assert numbers(grouped(found, pack="auto", max_pack=None)) == [[0], [1], [2, 3]]
     with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(env=\S+ seed=1\) .* run on the host"):
-        packs(found, pack="require", max_pack=None)
+        grouped(found, pack="require", max_pack=None)
 
 
 def test_require_refuses_a_job_that_is_alone():
     with pytest.raises(ConfigError, match=r"job 0 \(seed=1\) trains alone: launcher\.max_pack is 1"):
-        packs(jobs("seed=1", "seed=2"), pack="require", max_pack=1)
-    assert len(packs(jobs("seed=1", "seed=2"), pack="require", max_pack=None)) == 1
+        grouped(jobs("seed=1", "seed=2"), pack="require", max_pack=1)
+    assert len(grouped(jobs("seed=1", "seed=2"), pack="require", max_pack=None)) == 1
     with pytest.raises(
         ConfigError, match=r"launcher.pack: require, but job 1 \(algo=pqn\) .* shares .* auto\|off\|require"
     ):
-        packs(jobs("seed=1", "algo=pqn", "seed=2"), pack="require", max_pack=None)
+        grouped(jobs("seed=1", "algo=pqn", "seed=2"), pack="require", max_pack=None)
 
 
 def test_the_same_jobs_have_the_same_pack():

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import QUIET, assert_same, command_line, environment, rlexp_command, rows
+from support import QUIET, assert_same, command_line, environment, processes, rlexp_command, rows
 
 from rlexp.config import ConfigError
 from rlexp.storage import rundir
@@ -37,15 +37,7 @@ def jobs(directory: Path) -> list[Entry]:
 
 def alive(directory: Path) -> list[int]:
     """The workers of a sweep directory that still run."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = entry.read_bytes()
-        except OSError:
-            continue
-        if b"rlexp.sweep.worker" in line and str(directory).encode() in line:
-            found.append(int(entry.parent.name))
-    return found
+    return processes("rlexp.sweep.worker", str(directory))
 
 
 def saved_once(directory: Path, process: subprocess.Popen) -> None:

@@ -14,7 +14,7 @@ from train import traced_parts
 from rlexp import compose, experiment, sameness
 from rlexp.config import ConfigError
 from rlexp.storage import checkpoint
-from rlexp.sweep.packing import Job, packs
+from rlexp.sweep.packing import Job, grouped
 from rlexp.train.layout import layout_of
 from rlexp.train.metrics import mean
 from rlexp.train.program import Run, trace
@@ -44,7 +44,7 @@ def node(*, pay: float = 1.0, scale: float = 1.0, width: int = 4, seed: int = 0)
 def packed(*nodes: dict) -> list[list[int]]:
     built = [experiment.build(one) for one in nodes]
     jobs = [Job(i, (), one.node, one.config, one.modules, Path(str(i))) for i, one in enumerate(built)]
-    return [[job.number for job in pack] for pack in packs(jobs, pack="auto", max_pack=None)]
+    return [[job.number for job in pack] for pack in grouped(jobs, pack="auto", max_pack=None)]
 
 
 def test_a_dict_of_the_name_of_a_traced_one_shapes_the_program_elsewhere():
