@@ -43,7 +43,10 @@ class Algo(Module, Protocol):
 
 
 class Source(Module, Protocol):
-    """A `rlexp.sources.base.Source`. The numbers are given where the algorithm's Config has them."""
+    """A `rlexp.sources.base.Source`, or a `HostSource`, as the return type of `make` says.
+
+    The numbers are given where the algorithm's Config has them and `make` takes them.
+    """
 
     def make(
         self, config: Any, *, env: Any, algorithm: Any, num_shards: int, num_envs: int = 0, num_steps: int = 0

@@ -59,7 +59,7 @@ class TimeStep(NamedTuple):
 class Trajectory(NamedTuple):
     """Time-major transitions. Row T supplies `obs` and `first`; nothing else there may be read.
 
-    The row between an episode's last step and its reset has valid 0, reward 0 and discount 1.
+    The rows between an episode's last step and its reset, one of them or more, have valid 0, reward 0 and discount 1.
     """
 
     obs: PyTree  # [T+1, B, ...]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 
+from rlexp import types
 from rlexp.config import ConfigError, parse
 from rlexp.envs import gymnax_class as adapter
 from rlexp.train.evaluate import Episodes, episode_means
@@ -26,6 +27,10 @@ Discrete5.__name__ = "Discrete"  # a space of another package
 
 class Box:
     low, high, shape = jnp.array([0.0, -2.0]), jnp.array([4.0, 2.0]), (2,)
+
+
+class MultiDiscrete:
+    nvec = np.array([2, 3])
 
 
 class Params(NamedTuple):
@@ -122,6 +127,31 @@ class Numbers(Old):
         return Box()
 
 
+class Pairs(Old):
+    """Two choices at once, and the mask of both."""
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros((3,)), state + 1, 10.0 * action[0] + action[1], False, {}
+
+    def action_space(self, params):
+        return MultiDiscrete()
+
+    def action_mask(self, state, params):
+        return jnp.arange(5) < 4
+
+
+class Open(Old):
+    """Numbers of which the second has no upper bound, and the third none at all."""
+
+    def step_env(self, key, state, action, params):
+        return action, state + 1, 0.0, False, {}
+
+    def action_space(self, params):
+        space = Box()
+        space.low, space.high, space.shape = jnp.array([0.0, -1.0, -jnp.inf]), jnp.array([4.0, jnp.inf, jnp.inf]), (3,)
+        return space
+
+
 def config(cls, **changes):
     """As it is read from YAML."""
     node = {"module": "", "name": f"{__name__}:{cls}", "max_episode_steps": None, "params": {}, "info": {}} | changes
@@ -187,6 +217,20 @@ def test_continuous_actions_and_observations_of_many_kinds():
     types = {name: str(leaf.dtype) for name, leaf in env.spec.observation.items()}
     assert types == {"x": "float32", "on": "bool", "action_mask": "bool"}
     assert rows(env, 1, jnp.array([-1.0, 0.5])).reward[1] == 0.0 + 1.0  # low, and three quarters of the way
+
+
+def test_several_choices():
+    env = adapter.make(config("Pairs"))
+    assert env.spec.action == types.MultiDiscrete((2, 3))
+    assert env.spec.observation["action_mask"].shape == (5,)
+    assert rows(env, 1, jnp.array([1, 2], jnp.int32)).reward[1] == 12.0
+
+
+def test_an_entry_without_two_bounds_is_not_scaled():
+    env = adapter.make(config("Open"))
+    action = env.spec.action
+    assert (action.low.tolist(), action.high.tolist()) == ([-1, -1, -np.inf], [1, np.inf, np.inf])
+    assert rows(env, 1, jnp.array([0.5, 7.0, -9.0])).obs[1].tolist() == [3.0, 7.0, -9.0]
 
 
 def test_what_is_logged_of_info():
