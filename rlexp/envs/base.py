@@ -3,6 +3,7 @@
 All but environments of the host is for one environment: no leading axes. `batched` has them.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -250,3 +251,22 @@ def check_spec(spec: EnvSpec) -> None:
     mask = spec.observation.get("action_mask") if isinstance(spec.observation, dict) else None
     if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != (num_choices,)):
         raise ValueError(f"{spec.name}: action_mask: expected bool[{num_choices}], got {mask.dtype}{list(mask.shape)}")
+
+
+def in_words(spec: EnvSpec) -> tuple[str, str]:
+    """(the actions, the observation) of an environment, for who reads a table: "2 and 3 choices", "float32[4]"."""
+    action = spec.action
+    if isinstance(action, Continuous):
+        size = math.prod(action.shape)
+        within = (
+            "bounds of its own" if np.ndim(action.low) or np.ndim(action.high) else f"[{action.low:g}, {action.high:g}]"
+        )
+        actions = f"{size} number{'s' * (size > 1)}, {'each ' * (size > 1)}within {within}"
+    else:
+        sizes = (action.num_actions,) if isinstance(action, Discrete) else action.num_actions
+        actions = f"{' and '.join(map(str, sizes))} choices"
+    leaves = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {leaf.dtype}{list(leaf.shape)}".strip()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(spec.observation)
+    ]
+    return actions, ", ".join(leaves)

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from rlexp import tables
 from rlexp.algos.common import epochs_and_minibatches
+from rlexp.envs.base import in_words
 from rlexp.experiment import Experiment
 from rlexp.machine import distributed, hardware
 from rlexp.modes import hlo
@@ -121,6 +122,10 @@ def check(lead: Experiment) -> tuple[list[Row], dict[str, Any]]:
         **sizes,
     }
     rows = [
+        *(
+            Row(name, words, None)
+            for name, words in zip(("an action", "an observation"), in_words(lead.spec), strict=True)
+        ),
         Row(
             f"parameters after {NUM_UPDATES} updates, one device against all",
             f"largest difference {difference:.1e}, {allowed:.0e} allowed",

@@ -13,6 +13,7 @@ import jax
 
 from rlexp import tables
 from rlexp.config import ConfigError
+from rlexp.envs.base import in_words
 from rlexp.experiment import Experiment
 from rlexp.machine import hardware
 from rlexp.modes import hlo
@@ -179,7 +180,9 @@ def _print(lead: Experiment, target: str, report: dict[str, Any], costs: Cost) -
     collectives = ", ".join(f"{c['count']:,} {c['op']} of {amount(c['bytes'])} in all" for c in report["collectives"])
     products = ", ".join(f"{n / costs.flops.total():.0%} {dtype}" for dtype, n in sorted(costs.flops.items()))
     roof, total, capacity = report["roofline_s"], report["total_bytes"], report["capacity_bytes"]
+    actions, observation = in_words(lead.spec)
     rows = [
+        ("an action", actions, f"observation: {observation}"),
         ("arguments, a chip", amount(report["argument_bytes"]), "parameters, optimiser, environments, replay"),
         ("temporaries, a chip", amount(report["temp_bytes"]), "with the program itself"),
         ("memory, a chip", amount(total), f"{total / capacity:.1%} of {amount(capacity)}"),

@@ -47,6 +47,8 @@ def test_a_sound_mesh_passes(tmp_path, capsys):
         " KiB",
         " MiB",
         "minibatches of an update",
+        "2 choices",
+        "float32[1]",
     ):
         assert word in table
     assert table.count("pass") == 5 and "FAIL" not in table

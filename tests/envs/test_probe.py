@@ -9,7 +9,7 @@ import pytest
 
 from rlexp.config import ConfigError, parse
 from rlexp.envs import probe
-from rlexp.envs.base import action_struct
+from rlexp.envs.base import action_struct, in_words
 from rlexp.types import Continuous, Discrete, MultiDiscrete
 
 BOTH = [pytest.param(False, id="discrete"), pytest.param(True, id="continuous")]
@@ -116,6 +116,11 @@ def test_rows_of_the_documentation(kind, columns):
 
 def test_actions_and_bad_kind():
     assert make("obs_reward").spec.action == Discrete(1)
+    words = [
+        in_words(make("action_reward", continuous=c, several=s).spec)[0] for c in (False, True) for s in (False, True)
+    ]
+    assert words[:2] == ["2 choices", "2 and 3 choices"]
+    assert words[2:] == ["1 number, within [-1, 1]", "2 numbers, each within bounds of its own"]
     assert make("obs_action_reward").spec.action == Discrete(2)
     assert make("obs_reward", several=True).spec.action == MultiDiscrete((2, 3))
     bounds = make("obs_reward", several=True, continuous=True).spec.action
