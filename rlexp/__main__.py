@@ -134,11 +134,13 @@ def main() -> None:
     try:
         compose.check_text(sys.argv[1:])
         args = _arguments()
-        overrides = [*compose.search_path(args.config_dir), *args.overrides]
+        with endings.preparing():
+            overrides = [*compose.search_path(args.config_dir), *args.overrides]
         if args.multirun:
             sweep(overrides)
         elif args.cfg or args.help or args.hydra_help or args.info or args.shell_completion:
-            _print(args, overrides)
+            with endings.preparing():
+                _print(args, overrides)
         else:
             with endings.preparing():
                 command, experiment = validate(overrides)

@@ -33,6 +33,7 @@ from rlexp_launchers.slices import FACT, LABEL, delete, forget, save
 from rlexp_launchers.watchdog import Watch
 
 SUBMITS = True  # a job without -m too
+_STORE_GONE_S = 30.0  # that what is cancelled may try to save where nobody reaches the store
 _CORES = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2}  # of a chip, which the names of these slices count
 
 
@@ -189,11 +190,26 @@ def cancel(manifest: Manifest) -> None:
     _end(manifest, lambda fact: True, asked=True)
 
 
+def _store_trouble(manifest: Manifest) -> str | None:
+    """Why the store that a sweep saves in cannot be reached from here; None if it can."""
+    try:
+        if url := store.url_of(manifest.path.parent):
+            store.reach(url)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 def _end(manifest: Manifest, which: Callable[[dict[str, Any]], bool], *, asked: bool = False) -> None:
     """Of the slices whose facts are so, all at once. Raises ConfigError when all were tried."""
     facts = {name: fact for name, fact in manifest.recall_all(FACT).items() if which(fact)}
     if not facts:
         return
+    if asked and (
+        trouble := _store_trouble(manifest)
+    ):  # they cannot save there either, but would try as long as they may
+        facts = {name: fact | {"save_s": min(fact.get("save_s", 300), _STORE_GONE_S)} for name, fact in facts.items()}
+        print(f"{trouble}; what trains has {_STORE_GONE_S:.0f} seconds to save, and its slice is deleted", flush=True)
 
     def end(slice_name: str) -> str | None:
         fact, clock = facts[slice_name], Clock()

@@ -212,7 +212,9 @@ def _init(
 
 
 def display_name(info: RunInfo) -> str:
-    """cartpole-ppo-s3; of a pack cartpole-ppo-16-seeds; cartpole-ppo-s3-eval; where nothing is known, the id."""
+    """cartpole-ppo-s3; of a sweep's job 7 cartpole-ppo-s3-job7, since others of its jobs may have that seed; of a pack
+    cartpole-ppo-16-seeds; cartpole-ppo-s3-eval; where nothing is known, the id.
+    """
     config = info.config
     short = re.sub(r"-v\d+$", "", environment(config)).lower()
     seed, run = config.get("seed"), config.get("run", "train")
@@ -221,7 +223,11 @@ def display_name(info: RunInfo) -> str:
         seeds = [f"{len(seeds)}-seeds"]
     if not short or not algorithm(config):
         return info.id
-    return "-".join([*re.findall(r"[\w.]+", short), algorithm(config), *seeds, *([] if run == "train" else [run])])
+    of_sweep = (
+        not isinstance(seed, list) and info.dir.name.isdecimal()
+    )  # hydra.sweep.subdir, unless somebody has set it
+    ends = [*([f"job{info.dir.name}"] if of_sweep else []), *([] if run == "train" else [run])]
+    return "-".join([*re.findall(r"[\w.]+", short), algorithm(config), *seeds, *ends])
 
 
 def _set_aside(info: RunInfo) -> bool:
