@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import batch, devices, gpu, overhead, rejax, roofline, same, scaling, startup, sweep
+from benchmarks import batch, devices, gpu, overhead, rejax, roofline, same, scaling, startup, sweep, trunk
 from benchmarks.measure import BENCH, Failed
 
 # part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds.
@@ -22,6 +22,7 @@ PARTS = {
     "batch": (batch.measure, 8),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
+    "trunk": (trunk.measure, 5),
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -13,9 +13,12 @@ from rlexp import experiment as experiments
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
+from rlexp.experiment import Experiment
 from rlexp.storage import rundir, store
 from rlexp.train.evaluate import Episodes, evaluate
 from rlexp.train.host import Player
+from rlexp.train.layout import layout_of
+from rlexp.train.program import trace
 from rlexp.types import Key, PyTree, TimeStep
 
 
@@ -33,6 +36,7 @@ class Agent(NamedTuple):
     state: PyTree  # all that was learnt: params, normaliser, optimiser, hp, ...
     update: int  # updates that it was trained for
     env_steps: int  # and environment steps
+    experiment: Experiment  # what all of this was built from
     explore: bool = False  # act as in training
 
     @property
@@ -45,13 +49,22 @@ class Agent(NamedTuple):
         return self.algorithm.act(self.algorithm.policy(self.state, self.explore), carry, timestep, key)
 
     def evaluate(self, key: Key, *, num_episodes: int) -> Episodes:
-        """Plays as many whole episodes."""
+        """Plays as many whole episodes. They are others than those of training's evaluations; see `last_evaluation`."""
         policy = self.algorithm.policy(self.state, self.explore)
         if isinstance(env := self.env, HostEnv):
             with contextlib.closing(Player(env, self.algorithm, num_episodes)) as player:
                 return player.episodes(policy, key)
         play = jax.jit(lambda policy, key: evaluate(env, self.algorithm, policy, key, num_episodes=num_episodes))
         return play(policy, key)
+
+    def last_evaluation(self) -> Episodes:
+        """The episodes of the run's evaluation at this update, equal to the bit: by the program that trains, on the devices
+        of its hardware profile, and with its keys. Raises ConfigError where these devices are not here.
+        """
+        traced = trace([self.experiment], layout_of([self.experiment]))
+        onto = traced.abstract_run.state
+        state = jax.tree.map(lambda x, like: jax.device_put(x[None], like.sharding), self.state, onto)
+        return jax.tree.map(lambda x: x[0], traced.compile_evaluate()(state, traced.settings(), self.update))
 
 
 def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent:
@@ -83,4 +96,6 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     state = jax.tree.map(lambda x: x[0], restored.run)
     env = experiment.env_of(experiment.settings)
     explore = config.eval.mode == "sampled"
-    return Agent(config, env, experiment.algorithm, state, restored.update, restored.meta["env_steps"], explore)
+    return Agent(
+        config, env, experiment.algorithm, state, restored.update, restored.meta["env_steps"], experiment, explore
+    )

@@ -17,9 +17,8 @@ from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sameness import resume_fingerprint
 from rlexp.storage import rundir, store
-from rlexp.train import host, memory, program
+from rlexp.train import host, memory
 from rlexp.train.evaluate import episode_means
-from rlexp.train.layout import layout_of
 from rlexp.train.loop import Diverged, Member, Resume, train_pack
 
 
@@ -183,14 +182,9 @@ def evaluate_run(member: Member, resume_dir: Path) -> float:
     info = RunInfo(member.dir, member.run_id, experiment.node, agent.env_steps, agent.env_steps, 0.0)
     (logger,), progress = experiment.part("logger").make(config.logger, [info])
     began = time.perf_counter()
-    traced = program.trace([experiment], layout_of([experiment]))
-    placed = jax.tree.map(
-        lambda x, like: jax.device_put(x[None], like.sharding), agent.state, traced.abstract_run.state
-    )
-    values = episode_means(traced.compile_evaluate()(placed, traced.settings(), agent.update))
-    row = {"env_steps": agent.env_steps, "wall_s": time.perf_counter() - began} | {
-        k: float(v[0]) for k, v in values.items()
-    }
+    values = episode_means(jax.tree.map(lambda x: x[None], agent.last_evaluation()))
+    row = {"env_steps": agent.env_steps, "wall_s": time.perf_counter() - began}
+    row |= {name: float(value[0]) for name, value in values.items()}
     logger.log(row)
     summary = rundir.summary(objective=row["eval/return_mean"], env_steps=agent.env_steps, resumed_from=agent.env_steps)
     logger.close(summary)

@@ -7,6 +7,7 @@ import pytest
 from support import build, rows, saved, train, without_clock
 
 from rlexp import session
+from rlexp.loading import load
 from rlexp.train.loop import Member, Resume
 
 # Sums of real numbers over long episodes: a last bit anywhere is another return.
@@ -41,6 +42,9 @@ def check_repeated(where, seed, *overrides) -> dict:
     line = evaluated(where, where / str(seed), *overrides, f"seed={seed}")
     last = without_clock(rows(where / str(seed)))[-1]
     assert line == {name: last[name] for name in line}
+    agent = load(where / str(seed), node=build(*overrides, f"seed={seed}").node)
+    returns = np.asarray(agent.last_evaluation().episode_return, np.float64)
+    assert (returns.mean(), returns.std()) == (last["eval/return_mean"], last["eval/return_std"])
     assert line["eval/return_std"] > 0  # or there would be little to repeat
     return line
 
