@@ -1,0 +1,342 @@
+"""Environments of the host, through the same program and the same loop as compiled ones."""
+
+import os
+from pathlib import Path
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from envs import test_gymnasium
+from sources import counting
+from support import QUIET, SMALL, assert_same, build, rows, saved, without_clock
+
+import rlexp
+from rlexp import compose, experiment
+from rlexp.config import ConfigError
+from rlexp.envs import gymnasium as adapter
+from rlexp.machine.stop import Stop
+from rlexp.modes import plan
+from rlexp.sources import host as source_of_host
+from rlexp.sources import rollout
+from rlexp.sources.base import is_host
+from rlexp.train import host, loop, program
+from rlexp.train.loop import Member, Resume, layout_of, train_pack
+from rlexp.train.parts import FORGOTTEN
+
+CARTPOLE = (*SMALL, "env=gymnasium/cartpole", "total_env_steps=256", "eval.every_env_steps=128")
+
+
+def toy(*overrides: str, **env) -> experiment.Experiment:
+    node, _ = compose.compose_node([*QUIET, *SMALL, "source=host", *overrides])
+    node["env"] = {"module": counting.__name__, **env}
+    return experiment.build(node)
+
+
+def train(directory: Path, lead: experiment.Experiment, resume: Path | None = None) -> dict:
+    directory.mkdir(exist_ok=True)
+    started = Resume(resume, "all") if resume else None
+    (summary,) = train_pack([Member(lead, directory, "00000000")], stop=Stop(), resume=started)
+    return summary
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("host")
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def trained(place):
+    return rlexp.train([*QUIET, *CARTPOLE], {"hydra.run.dir": "first"})
+
+
+# --- what it collects --------------------------------------------------------------------------------------------------
+
+
+def test_trajectories_are_those_of_the_environment_stepped_by_hand():
+    """Over several calls, in which both kinds of end fall on every row; with the actions that the source took."""
+    num_envs, num_steps, limit = 3, 7, 11
+    env = adapter.make(test_gymnasium.config(limit=limit))
+    seeds = []
+
+    def opening(num):
+        opened = env.open(num)
+        return opened._replace(reset=lambda given: seeds.extend(map(int, given)) or opened.reset(given))
+
+    built = build("env=gymnasium/cartpole")
+    source = source_of_host.make(
+        source_of_host.Config(module=""),
+        env=env._replace(open=opening),
+        algorithm=built.algorithm,
+        num_envs=num_envs,
+        num_steps=num_steps,
+        num_shards=1,
+    )
+    policy = built.algorithm.policy(built.algorithm.init(jax.random.key(1), jax.tree.map(jnp.float32, built.hp)), True)
+    data = source.init(jax.random.key(0), policy)
+    games = [gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(num_envs)]
+    now, kinds = None, set()
+    for _ in range(12):
+        expected = source.shapes(policy)
+        data, batch, metrics = source.next(data, policy)
+        described = jax.tree.map(lambda x: (np.shape(x), x.dtype), (batch, metrics))
+        assert described == jax.tree.map(lambda x: (x.shape, x.dtype), expected[1:])
+        now = now or [(game.reset(seed=seed)[0], True, False, 0.0) for game, seed in zip(games, seeds, strict=True)]
+        got = jax.tree.map(lambda x: x[0], batch.trajectory)
+        ended = []
+        for t in range(num_steps):
+            for b, game in enumerate(games):
+                obs, first, over, played = now[b]
+                np.testing.assert_array_equal(got.obs[t, b], obs)
+                assert got.first[t, b] == first
+                if over:
+                    assert (got.valid[t, b], got.reward[t, b], got.discount[t, b]) == (0, 0, 1)
+                    now[b] = (game.reset()[0], True, False, 0.0)
+                    continue
+                obs, reward, terminated, truncated, _ = game.step(int(got.action[t, b]))
+                assert (got.valid[t, b], got.reward[t, b]) == (1, reward)
+                assert got.discount[t, b] == (0 if terminated else 1)
+                now[b] = (obs, False, terminated or truncated, played + reward)
+                if terminated or truncated:
+                    ended.append(played + reward)
+                    kinds.add(terminated)
+        for b in range(num_envs):  # row T has the observation after the last transition
+            np.testing.assert_array_equal(got.obs[num_steps, b], now[b][0])
+            assert got.first[num_steps, b] == now[b][1]
+        assert (metrics["train/return_mean"].sum, metrics["train/return_mean"].count) == (sum(ended), len(ended))
+        assert metrics["train/length_mean"].sum == sum(ended)
+    assert kinds == {True, False}
+    source.close()
+    source.close()
+
+
+def test_the_numbers_of_an_environment_are_logged(tmp_path):
+    """In bfloat16 too."""
+    train(
+        tmp_path,
+        toy(
+            "precision=bf16",
+            "total_env_steps=128",
+            "eval.every_env_steps=64",
+            "logger=default",
+            "logger.wandb.mode=disabled",
+        ),
+    )
+    for row in rows(tmp_path)[1:]:
+        assert row["env/paid"] == 2 * row["train/return_mean"] and row["train/length_mean"] == 1
+        assert row["eval/env/paid"] == 2 * row["eval/return_mean"] and row["eval/length_mean"] == 1
+
+
+# --- the same numbers --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_twice_is_the_same_run(trained):
+    assert trained.status == "finished"
+    again = rlexp.train([*QUIET, *CARTPOLE], {"hydra.run.dir": "again"})
+    assert_same(again.dir, trained.dir)
+    assert all("eval/return_mean" in row for row in rows(trained.dir))
+
+
+def test_an_evaluation_can_be_repeated(trained):
+    evaluated = rlexp.train(QUIET, run="eval", resume=str(trained.dir))
+    assert evaluated.objective == trained.objective
+    episodes = rlexp.load(trained.dir).evaluate(jax.random.key(0), num_episodes=3)
+    assert episodes.episode_return.shape == (3,) and (episodes.episode_return == episodes.length).all()
+
+
+def test_a_resumed_run_has_all_but_the_environments(tmp_path):
+    """With an environment that remembers nothing: parameters, counters, keys and metric lines are those of a run in one go."""
+    half, whole = toy("total_env_steps=320", "algo.anneal_lr=false"), toy("algo.anneal_lr=false")
+    train(tmp_path / "whole", whole)
+    train(tmp_path / "cut", half)
+    train(tmp_path / "cut", whole, resume=tmp_path / "cut")
+    (update, ours), (_, theirs) = saved(tmp_path / "cut"), saved(tmp_path / "whole")
+    assert update == 10 and any("key" in name and "data" in name for name in ours)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
+    common = {row["env_steps"]: row for row in without_clock(rows(tmp_path / "whole"))}
+    lines = [row for row in without_clock(rows(tmp_path / "cut")) if row["env_steps"] in (256, 640)]
+    assert lines[0] == common[256] and lines[-1]["eval/return_mean"] == common[640]["eval/return_mean"]
+
+
+def test_a_resumed_run_says_what_it_has_not(trained):
+    meta = {"env_steps": 128, "total_updates": 4}
+    assert FORGOTTEN in loop._notices(build("env=gymnasium/cartpole"), meta)
+    assert FORGOTTEN not in loop._notices(build(), meta)
+    go_on = rlexp.train(resume=trained.dir, total_env_steps=384, config_dir=None)
+    assert go_on.summary["resumed_from"] == 256 and go_on.summary["env_steps"] == 384
+
+
+def test_any_number_of_devices():
+    """The same environments and actions on one and on four devices, whatever the shards; the learning is equal but for rounding."""
+    found = {}
+    for num_devices in (1, 4):
+        overrides = (f"hardware.mesh.data={num_devices}", "shards=4", "algo.num_envs=8")
+        lead = build("env=gymnasium/cartpole", "algo.num_steps=16", "network.hidden=[8]", *overrides)
+        compiled = program.trace([lead], layout_of([lead])).compile()
+        run, metrics = compiled.chunk(compiled.init(), 1)
+        compiled.close()
+        assert jax.tree.leaves(run.state)[0].sharding.num_devices == num_devices
+        found[num_devices] = jax.device_get((run.state.params, metrics))
+    (one, counted), (four, counted_by_four) = found[1], found[4]
+    assert counted["train/return_mean"] == counted_by_four["train/return_mean"]
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(four), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+# --- beginning and end -------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_closed_at_the_end(tmp_path):
+    counting.opened.clear()
+    train(tmp_path / "a", toy("total_env_steps=64", "checkpoint=off"))
+    assert counting.opened == []
+    with pytest.raises(RuntimeError, match="the game crashed"):
+        train(tmp_path / "b", toy("total_env_steps=128", "checkpoint=off", breaks_after=20))
+    assert counting.opened == []
+
+
+def test_init_begins_anew():
+    lead = toy()
+    compiled = program.trace([lead], layout_of([lead])).compile()
+    twice = []
+    for _ in range(2):
+        run, metrics = compiled.chunk(compiled.init(), 1)
+        twice.append(jax.device_get((run.state.params, metrics)))
+    compiled.close()
+    for x, y in zip(*map(jax.tree.leaves, twice), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_the_source_hears_what_its_samples_were_worth():
+    lead, heard = toy(), []
+    made, update = lead.source_of(lead.settings), lead.algorithm.update
+
+    def next_with_ids(data, policy):
+        data, batch, metrics = made.next(data, policy)
+        return data, batch._replace(ids=np.arange(4)[None]), metrics
+
+    def shapes(policy):
+        data, batch, metrics = made.shapes(policy)
+        return data, batch._replace(ids=jax.ShapeDtypeStruct((1, 4), np.int32)), metrics
+
+    def judged(state, batch):
+        state, found = update(state, batch)
+        return state, found._replace(priority=10.0 * batch.ids.astype(jnp.float32))
+
+    def feedback(data, ids, priority):
+        heard.append((ids.tolist(), priority.tolist()))
+        return data._replace(key=jax.random.key(7))
+
+    source = made._replace(next=next_with_ids, shapes=shapes, feedback=feedback)
+    algorithm = lead.algorithm._replace(update=judged)
+    lead = lead._replace(source_of=lambda settings: source, algorithm=algorithm)
+    compiled = program.trace([lead], layout_of([lead])).compile()
+    run, _ = compiled.chunk(compiled.init(), 2)
+    compiled.close()
+    assert heard == [([[0, 1, 2, 3]], [[0, 10, 20, 30]])] * 2
+    assert jax.random.key_data(run.data.key[0]).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+
+
+# --- sweeps, modes, refusals -------------------------------------------------------------------------------------------
+
+
+def test_the_jobs_of_a_sweep_train_alone(place):
+    found = rlexp.sweep([*QUIET, *CARTPOLE, "total_env_steps=128"], seed=[1, 2], **{"hydra.sweep.dir": "sweep"})
+    assert [run.status for run in found] == ["finished", "finished"]
+    assert all((run.dir / "checkpoints" / "2").is_dir() for run in found)
+    assert saved(found[0].dir)[1].keys() == saved(found[1].dir)[1].keys()
+
+
+def test_members_are_refused():
+    members = [build("env=gymnasium/cartpole", f"seed={seed}") for seed in range(2)]
+    with pytest.raises(
+        ConfigError, match=r"launcher\.pack: 2 members cannot share .* runs? on the host; each trains alone"
+    ):
+        program.trace(members, layout_of(members))
+
+
+@pytest.mark.parametrize("run", ["check", "profile"])
+def test_modes_that_take_a_compiled_program_apart_say_so(run, tmp_path):
+    with pytest.raises(ConfigError, match=rf"run: {run} .*; allowed: train\|eval\|plan"):
+        rlexp.train([*QUIET, *CARTPOLE], {"hydra.run.dir": tmp_path / "run"}, run=run)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(
+        ConfigError, match=r"processes\.number: 2 is not allowed where environments run on the host; allowed: 1"
+    ):
+        host.check(build("env=gymnasium/cartpole").config)
+
+
+def test_a_plan_is_of_the_learning():
+    lead = build("env=gymnasium/cartpole", "algo.num_steps=16", "network.hidden=[8]", "run=plan", "hardware=gpu")
+    lead = lead._replace(config=build("run=plan").config)
+    report, costs, _ = plan.plan(lead)
+    assert report["fits"] and report["flops_per_env_step"] > 0 and costs is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("env=gymnasium/cartpole source=rollout", r"rollout steps compiled .* runs on the host; expected source=host"),
+        ("source=host", r"host steps environments of the host, and CartPole-v1 of rlexp\.envs\.gymnax is compiled"),
+        ("env=gymnasium/cartpole algo=dqn", r"algo\.source: dqn learns from samples of a memory"),
+        ("source=replay", r"algo\.source\.num_updates: "),
+        ("source=hots", r'source=hots: there is no such option; did you mean "host"\?'),
+    ],
+)
+def test_a_source_that_does_not_fit(line, said):
+    with pytest.raises(ConfigError, match=said) as told:
+        build(*line.split())
+    assert "\n" not in str(told.value)
+
+
+def test_a_source_has_to_say_by_its_type_where_it_runs(monkeypatch):
+    assert is_host(source_of_host) and not is_host(rollout)
+    monkeypatch.setattr(experiment, "is_host", lambda module: False)
+    monkeypatch.setattr(experiment, "_check_place", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"host\.make gives a HostSource; its return type has to say so"):
+        build("env=gymnasium/cartpole")
+
+
+def test_a_source_in_the_file_of_an_algorithm(tmp_path):
+    """It counts, as ever; where another one is asked for, that is told, and not ignored."""
+    (tmp_path / "algo").mkdir()
+    file = (compose.CONF_DIR / "algo" / "ppo.yaml").read_text().split("\n\n", 1)[1]
+    (tmp_path / "algo" / "mine.yaml").write_text(f"{file}source:\n  module: sources.mine\n")
+    given = [*compose.search_path(str(tmp_path)), "algo=mine"]
+    assert compose.compose_node(given)[0]["algo"]["source"] == {"module": "sources.mine"}
+    with pytest.raises(
+        ConfigError, match=r"source=host: the file of algo=mine has a source of its own, sources\.mine, which"
+    ):
+        compose.compose_node([*given, "source=host"])
+    node, _ = compose.compose_node([*given, "source=host", "algo.source.module=rlexp.sources.host"])
+    assert node["algo"]["source"]["module"] == "rlexp.sources.host"
+
+
+# --- learning ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ppo_solves_cartpole(seed, place):
+    ended = rlexp.train(
+        "logger=quiet",
+        "env=gymnasium/cartpole",
+        f"seed={seed}",
+        total_env_steps=100_000,
+        **{
+            "eval.every_env_steps": None,
+            "eval.num_episodes": 64,
+            "checkpoint.enabled": False,
+            "hydra.run.dir": f"bar{seed}",
+        },
+    )
+    assert ended.objective >= 475
