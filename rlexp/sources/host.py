@@ -75,16 +75,15 @@ def make(
         clipped, action, extras = jax.device_get(placed[:-1])
         after: Any = world.envs.step(clipped)
         world.timestep, world.carry = after, placed[-1]
-        valid = np.float32(1.0) - before.last.astype(
-            np.float32
-        )  # after a last step comes a reset, which is no transition
+        valid = 1 - before.last.astype(np.float32)  # after a last row comes a reset, which is no transition
         world.episode_return = valid * world.episode_return + after.reward
-        world.episode_length = valid * (world.episode_length + np.float32(1.0))
+        world.episode_length = valid * (world.episode_length + 1)
         last = valid * after.last.astype(np.float32)
         num_episodes = last.sum()
         metrics = {
             "train/return_mean": Mean((last * world.episode_return).sum(), num_episodes),
             "train/length_mean": Mean((last * world.episode_length).sum(), num_episodes),
+            "train/agent_step_share": Mean(valid.sum(), np.sum(np.ones_like(valid))),
         }
         for name, x in (after.info or {}).items():
             metrics[f"env/{name}"] = Mean((last * x).sum(), num_episodes)
@@ -132,7 +131,12 @@ def make(
         action, _, extras = jax.eval_shape(algorithm.act, policy, carry, timestep, key)
         rows = rows_of(Trajectory(obs, flags, action, each, each, each, extras))
         scalar = one((), jnp.float32)
-        names = ["train/return_mean", "train/length_mean", *(f"env/{name}" for name in env.info)]
+        names = [
+            "train/return_mean",
+            "train/length_mean",
+            "train/agent_step_share",
+            *(f"env/{name}" for name in env.info),
+        ]
         memory = jax.tree.map(lambda s: one((1, *s.shape), s.dtype), carry)
         return (
             Data(key),

@@ -22,7 +22,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.experiment import Experiment
-from rlexp.sources.base import no_feedback
+from rlexp.sources.base import Place, no_feedback
 from rlexp.sources.rollout import clip_action
 from rlexp.train.evaluate import Episodes
 from rlexp.train.layout import Layout, run_shardings
@@ -79,8 +79,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         *(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *np.shape(x)), x.dtype), t) for t in (state, data, settings))
     )
     shapes = shapes._replace(settings=settings)
-    shardings = run_shardings(layout, shapes._replace(data=()))
-    shardings = shardings._replace(data=jax.tree.map(lambda _: layout.replicated, data))
+    shardings = run_shardings(layout, shapes, Place.REPLICATED)
     abstract_run = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
     )
