@@ -227,6 +227,8 @@ def restore(earlier: Before) -> None:
     if earlier.missing:
         remove(earlier.missing)
         return
+    if not earlier.directory.is_dir():  # what is there is none of ours
+        return
     for name in set(os.listdir(earlier.directory)) - earlier.names:
         if _EARLY.fullmatch(name):
             path = earlier.directory / name

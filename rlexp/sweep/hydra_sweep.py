@@ -81,9 +81,9 @@ def _sweep(
         )
     try:
         rundir.make_private(directory)
+        OmegaConf.save(plugin.config, directory / _LINE)
     except OSError as error:
-        raise ConfigError(f"hydra.sweep.dir: cannot make {str(directory)!r}: {error.strerror}") from error
-    OmegaConf.save(plugin.config, directory / _LINE)
+        raise ConfigError(f"hydra.sweep.dir: cannot write to {str(directory)!r}: {error.strerror}") from error
     done: list[tuple[Trial, float | None]] = []
     verdicts: dict[Trial, str | None] = {}  # why a trial is no valid run; None: it is one
     fitting = misses = 0  # valid ones in this batch; draws since the last of them
