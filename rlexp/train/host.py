@@ -142,7 +142,9 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                     state, sums, told = learn(state, batch, collected, sums)
                     if told is not None:
                         data = source.feedback(data, ids, np.asarray(told))
-                return Run(state, place(data), run.settings), _alone(sums)
+                return Run(state, place(data), run.settings), _alone(
+                    jax.tree.map(np.asarray, jax.block_until_ready(sums))
+                )
 
             def close() -> None:
                 source.close()

@@ -159,6 +159,8 @@ class Reports:
         """The newest chunk, which is reported later; the one before is now."""
         self.finish()
         self._waiting = chunk
+        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves((chunk.metrics, chunk.episodes))):
+            self.finish()  # numbers of the host: it was waited for, and nothing is under way meanwhile
 
     def finish(self) -> None:
         """Reports what was handed in: a member that is not sound fails, after its line is written."""

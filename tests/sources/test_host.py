@@ -22,7 +22,7 @@ from rlexp.sources import host as source_of_host
 from rlexp.sources import rollout
 from rlexp.sources.base import is_host
 from rlexp.storage import rundir
-from rlexp.train import host, loop, program
+from rlexp.train import host, loop, metrics, program
 from rlexp.train.loop import Member, Resume, layout_of, train_pack
 from rlexp.train.parts import FORGOTTEN
 
@@ -162,6 +162,31 @@ def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     common = {row["env_steps"]: row for row in without_clock(rows(tmp_path / "whole"))}
     lines = [row for row in without_clock(rows(tmp_path / "cut")) if row["env_steps"] in (256, 640)]
     assert lines[0] == common[256] and lines[-1]["eval/return_mean"] == common[640]["eval/return_mean"]
+
+
+def test_a_line_has_the_time_of_its_own_chunk(trained):
+    """Nothing is under way while a chunk is reported, so that it is when it ends: lines of compiled environments come one later."""
+    lead = build("env=gymnasium/cartpole", "algo.num_steps=16", "network.hidden=[8]")
+    compiled = program.trace([lead], layout_of([lead])).compile()
+    reported = []
+
+    class Heard(loop.Reports):
+        def __init__(self):
+            self._waiting = None
+
+        def finish(self):
+            if self._waiting is not None:
+                reported.append(self._waiting.update)
+            self._waiting = None
+
+    run, counted = compiled.chunk(compiled.init(), 1)
+    reports = Heard()
+    reports.hand_in(metrics.Chunk(1, 1, counted, compiled.evaluate(run, 1)))
+    compiled.close()
+    assert reported == [1]
+    reports.hand_in(metrics.Chunk(2, 1, jax.tree.map(jnp.asarray, counted), None))
+    assert reported == [1]
+    assert [row["time/chunk_s"] > 1e-3 for row in rows(trained.dir)[1:]] == [True, True]
 
 
 def test_a_resumed_run_says_what_it_has_not(trained):
@@ -334,7 +359,9 @@ def test_ppo_solves_cartpole(seed, place):
         "logger=quiet",
         "env=gymnasium/cartpole",
         f"seed={seed}",
-        total_env_steps=100_000,
+        "algo.num_envs=8",
+        "algo.hp.lr=1e-3",
+        total_env_steps=200_000,
         **{
             "eval.every_env_steps": None,
             "eval.num_episodes": 64,
