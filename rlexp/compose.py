@@ -269,7 +269,9 @@ def one_line() -> Iterator[None]:
 
 
 def code(config: DictConfig) -> dict[str, str]:
-    """{path: name} of the modules and classes that a composed configuration has imported, but for ours and Hydra's own."""
+    """{path: name} of the modules and classes that a composed configuration has imported, but for ours and Hydra's own; those of
+    logging's handlers too, which stand under `class` or `()`.
+    """
     return dict(_code(OmegaConf.to_container(config, resolve=False), ""))
 
 
@@ -278,7 +280,7 @@ def _code(node: Any, path: str) -> Iterator[tuple[str, str]]:
         where = f"{path}.{key}" if path else str(key)
         if isinstance(value, dict | list):
             yield from _code(value, where)
-        elif key in ("module", "_target_") and not is_ours(str(value)):
+        elif key in ("module", "_target_", "class", "()") and not is_ours(str(value)):
             yield where, str(value)
 
 

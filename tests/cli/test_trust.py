@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import SOUND, Line, run
+from omegaconf import OmegaConf
 
 from rlexp import compose, session
 from rlexp.machine import distributed
@@ -123,3 +124,13 @@ def test_the_record_of_a_run_is_json(tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps({"run_id": 3}))
     with pytest.raises(ValueError, match="not the record of a run"):
         rundir.check(tmp_path)
+
+
+def test_classes_of_callbacks_and_handlers_are_code_too():
+    handler = {"handlers": {"mail": {"class": "mine.Handler"}}, "formatters": {"f": {"()": "mine.Formatter"}}}
+    config = OmegaConf.create({"hydra": {"callbacks": [{"_target_": "mine.Callback"}], "job_logging": handler}})
+    assert compose.code(config) == {
+        "hydra.callbacks.0._target_": "mine.Callback",
+        "hydra.job_logging.handlers.mail.class": "mine.Handler",
+        "hydra.job_logging.formatters.f.()": "mine.Formatter",
+    }

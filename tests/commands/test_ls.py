@@ -175,3 +175,13 @@ def test_a_thousand_runs(tmp_path, monkeypatch, work):
     assert len(ls.list_runs([str(tmp_path)])) == 30
     assert len(reads) == 90 and len(set(reads)) == 90
     assert len(scans) == 31
+
+
+def test_who_waits_for_a_lock_has_none(monkeypatch):
+    locks = [
+        "1: FLOCK  ADVISORY  WRITE 9 08:01:77 0 EOF",
+        "1: -> FLOCK  ADVISORY  WRITE 5 08:01:88 0 EOF",
+        "2: POSIX  ADVISORY  READ 4 08:01:99 0 EOF",
+    ]
+    monkeypatch.setattr(ls.Path, "read_text", lambda _: "\n".join(locks))
+    assert ls._locked_inodes() == {77}

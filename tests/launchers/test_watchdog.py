@@ -1,5 +1,8 @@
 """A slice whose controller is gone ends by itself: scripts of bash on the workers of a stand-in for gcloud."""
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,3 +109,38 @@ def test_one_that_nobody_has_ever_spoken_to_ends_too(world, monkeypatch, tmp_pat
     boot.write_text(watchdog.at_boot(QUICK, "x"))
     world.create(boot=boot)
     world.until(lambda: not world.standin.slices())
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_where_gcloud_fails_it_asks_the_service_itself(tmp_path, queued):
+    """The image may have no gcloud, or one that knows no account; a machine of Google's has a token of its own."""
+    token = """'{"access_token":"tok","expires_in":1}'"""
+    curl = f'case "$*" in *token) echo {token} ;; *DELETE*) echo "$@" >> {tmp_path}/asked ;; esac'
+    tools = {"gcloud": "exit 1", "curl": curl}
+    for name, does in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    watch = Watch(silent_s=1, save_s=1, zone="us-central2-b", project="p", queued=queued)
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/local/bin:/usr/bin:/bin"}
+    watching = subprocess.Popen(
+        ["bash", "-c", watchdog.script(watch, "x")], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 60
+        wanted = ["queuedResources/x?force=true"] * queued + ["nodes/x"]
+        asked = tmp_path / "asked"
+        while not asked.exists() or len(asked.read_text().splitlines()) < len(wanted):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        os.killpg(watching.pid, signal.SIGKILL)
+        watching.wait()
+    url = "https://tpu.googleapis.com/v2/projects/p/locations/us-central2-b"
+    lines = asked.read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == [f"{url}/{path}" for path in wanted]
+    assert all("Authorization: Bearer tok" in line for line in lines)
+
+
+def test_at_boot_it_waits_longer_for_the_first_word():
+    said = [watchdog.script(QUICK, "x", at_boot=at_boot) for at_boot in (False, True)]
+    assert [f"limit={watchdog._BOOT_S}" in text for text in said] == [False, True]

@@ -129,3 +129,14 @@ def test_reads_what_the_gpu_compiler_writes():
     found = text(GPU.replace("CONFIG", CONFIG))
     assert found.flops == Counter({"f32": 2 * 8 * 8 * 4})
     assert found.collectives == {Collective("all-reduce", 2): Traffic(1, 128)}
+    assert found.bytes == (2 * 128 + 8 * 8 * 4 + 64) + 2 * 128  # what is sent is read, and written where it arrives
+
+
+def test_a_scatter_reads_and_writes_what_it_changes():
+    body = """
+  %x = f32[8,4]{1,0} parameter(0)
+  %i = s32[2,1]{1,0} iota(), iota_dimension=0
+  %u = f32[2,4]{1,0} slice(%x), slice={[0:2], [0:4]}
+  ROOT %s = f32[8,4]{1,0} scatter(%x, %i, %u), update_window_dims={1}, to_apply=%add"""
+    scattered = text(body).bytes - text(body.replace("scatter(%x, %i, %u)", "copy(%x)")).bytes
+    assert scattered == (3 * 32 + 8) - 2 * 128
