@@ -112,8 +112,11 @@ def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_mani
     sweep_dir = Path(str(plugin.config.hydra.sweep.dir)).absolute()
     if not has_manifest:
         places.check_apart({job.number: job.dir for job in made}, sweep_dir)
-        for job in made:
+        for job, one in zip(made, jobs, strict=True):
             places.check_free(job.dir)
+            if not plugin.config.hydra.launcher._target_.startswith("hydra_plugins.rlexp"):
+                with compose.one_line():  # as others' launchers compose it
+                    plugin.hydra_context.config_loader.load_sweep_config(plugin.config, list(one))
         return
     places.check(made, sweep_dir)
     module = load_module(made[0].modules["launcher"], "launcher")

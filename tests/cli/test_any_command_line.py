@@ -22,6 +22,7 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["-m", "run=train,eval"]), ["resume", "run=eval"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null/x"]), ["hydra.sweep.dir", "/dev/null/x"]),
     (Line(["-m", "hydra.sweep.dir="]), ["hydra.sweep.dir", "''"]),
+    (Line(["-m", "+algo.base_num_envs=1", "hydra/launcher=basic"]), ["algo.base_num_envs"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null"]), ["hydra.sweep.dir", "/dev/null", "Not a directory"]),
     (Line(["--config-dir=" + "x" * 256]), ["File name too long"]),
     (Line(["-m", "hydra.sweeper.max_batch_size=-1"]), ["hydra.sweeper.max_batch_size", "-1"]),
