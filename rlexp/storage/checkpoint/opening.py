@@ -8,6 +8,7 @@ import numpy as np
 
 from rlexp.config import ConfigError
 from rlexp.storage import checksums
+from rlexp.storage.checkpoint import older
 from rlexp.storage.checkpoint.options import What
 from rlexp.storage.checkpoint.orbax import orbax
 from rlexp.storage.checkpoint.steps import Found, candidates, read_meta, steps
@@ -32,7 +33,7 @@ def restore(directory: AnyPath, abstract_run: Any, *, warn: Warn, settings: PyTr
     Args:
       abstract_run: shapes, dtypes and shardings (none: the first device), as jax.ShapeDtypeStruct or as arrays. They
         need not lie on as many devices as the Run that was saved.
-      settings: Run.settings where it was saved before there were any.
+      settings: Run.settings where it was saved before there were any, or some of them.
 
     Raises:
       ConfigError: all checkpoints are damaged, or the Run has another structure than the saved one.
@@ -40,11 +41,8 @@ def restore(directory: AnyPath, abstract_run: Any, *, warn: Warn, settings: PyTr
     found = _newest(directory, ("run", "meta"), warn)
     if found is None:
         return None
-    if settings is None or saved_leaves(found.step, ("settings",)):
-        run = _read(found, (), abstract_run)
-    else:
-        parts = {"state": abstract_run.state, "data": abstract_run.data}
-        run = abstract_run._replace(**_read(found, (), parts), settings=settings)
+    asked, today = older.layout(saved_leaves(found.step), abstract_run, settings)
+    run = today(_read(found, (), asked))
     return Restored(int(found.step.name), run, found.meta())
 
 
