@@ -14,29 +14,26 @@ from rlexp.types import PyTree, Settings
 Saved = Mapping[Keys, str]  # the words of `structure.leaves`
 
 
-def layout(saved: Saved, abstract_run: Any, settings: PyTree) -> tuple[dict[str, PyTree], Callable[[Any], Any]]:
+def layout(saved: Saved, abstract_run: Any, settings: PyTree) -> tuple[PyTree, Callable[[PyTree], Any]]:
     """(what to ask of a checkpoint with these leaves, what turns the answer into a Run).
 
     Settings that were not saved, since they came later, are those given. A ring of rows [capacity, B, ...] was no table yet.
     """
-    asked = jax.tree_util.tree_map_with_path(
-        lambda path, node: _rows_of(node, keys(path), saved) if isinstance(node, Ring) else node,
-        abstract_run,
-        is_leaf=_is_ring,
-    )._asdict()
-    if settings is not None:
-        asked["settings"] = _those_saved(abstract_run.settings, ("settings",), saved)
-        if asked["settings"] is None:
-            del asked["settings"]
+
+    def as_saved(path: Any, node: Any) -> Any:
+        return _rows_of(node, keys(path), saved) if _is_ring(node) else node
+
+    asked = jax.tree_util.tree_map_with_path(as_saved, abstract_run, is_leaf=_is_ring)
+    if settings is None:
+        return asked, lambda read: _tables(abstract_run, read)
+    there = _those_saved(abstract_run.settings, ("settings",), saved)
+    parts = {name: part for name, part in asked._asdict().items() if name != "settings"}
 
     def today(read: Mapping[str, PyTree]) -> Any:
-        parts = dict(read)
-        if settings is not None:
-            parts["settings"] = _with_the_rest(parts.get("settings"), settings)
-        like = abstract_run._asdict()
-        return abstract_run._replace(**{name: _tables(like[name], part) for name, part in parts.items()})
+        run = abstract_run._replace(**{**read, "settings": _with_the_rest(read.get("settings"), settings)})
+        return _tables(abstract_run, run)
 
-    return asked, today
+    return parts | ({} if there is None else {"settings": there}), today
 
 
 def _is_ring(node: Any) -> bool:
