@@ -93,16 +93,17 @@ def numbered() -> Env:
     return Env(SPEC, reset, step)
 
 
-def marking() -> Algorithm:
-    """Acts by row number and policy, and notes both: action = (row + policy) % 5; the carry counts the acts."""
+def marking(*, counts: bool = True) -> Algorithm:
+    """Acts by row number and policy, and notes both: action = (row + policy) % 5; the carry counts the acts, or is ()."""
 
     def act(policy: Any, carry: Any, timestep: TimeStep, key: Any) -> Any:
         del key
         action = (timestep.obs[:, 1].astype(jnp.int32) + policy) % 5
-        return action, carry + 1, {"act": carry, "row": timestep.obs[:, 1]}
+        noted = {"row": timestep.obs[:, 1]}
+        return (action, carry + 1, {"act": carry, **noted}) if counts else (action, carry, noted)
 
     none: Any = None
-    return Algorithm(none, none, lambda num_envs: jnp.zeros((num_envs,), jnp.int32), act, none)
+    return Algorithm(none, none, lambda num_envs: jnp.zeros((num_envs,), jnp.int32) if counts else (), act, none)
 
 
 def check_rows(rows: Any, *, policy: int = 0) -> None:

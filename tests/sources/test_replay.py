@@ -25,7 +25,7 @@ def source(*, num_envs: int = B, num_steps: int = T, num_shards: int = 1, **chan
     return replay.make(
         replay.Config(module="rlexp.sources.replay", **values),
         env=numbered(),
-        algorithm=marking(),
+        algorithm=marking(counts=False),  # a replay keeps no memory of a network
         num_envs=num_envs,
         num_steps=num_steps,
         num_shards=num_shards,
