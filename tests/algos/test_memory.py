@@ -12,6 +12,7 @@ from support import build
 from rlexp.algos import common
 from rlexp.config import ConfigError
 from rlexp.networks.base import MemoryTorso
+from rlexp.sameness import resume_fingerprint
 
 ALGORITHMS = ("ppo", "pqn")
 SMALL = (
@@ -137,10 +138,8 @@ def test_an_algorithm_that_does_not_ask_for_a_memory_gets_none():
 
 
 def test_what_stands_before_the_memory_must_be_the_same_on_resume():
-    from rlexp.experiment import resume_fingerprint
-
     made = build(*SMALL)
-    assert resume_fingerprint(made)["network.torso"] == "rlexp.networks.mlp"
+    assert resume_fingerprint(made.config, made.modules, made.num_shards)["network.torso"] == "rlexp.networks.mlp"
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
