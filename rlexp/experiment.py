@@ -1,5 +1,6 @@
 """From a checked configuration to the parts of a run: environment, network, algorithm, source. No device is touched here."""
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
@@ -193,7 +194,13 @@ def _replaced(config: Any, name: str, values: PyTree) -> Any:
     if name not in _fields(config):
         return config
     before = getattr(config, name)
-    now = values if isinstance(before, Mapping) else dataclasses.replace(before, **values)
+    if isinstance(before, Mapping):
+        return dataclasses.replace(config, **{name: values})
+    now = copy.copy(before)
+    for key, value in values.items():
+        object.__setattr__(
+            now, key, value
+        )  # an array within a trace is no float, which making one anew would hold it to
     return dataclasses.replace(config, **{name: now})
 
 
