@@ -196,11 +196,9 @@ def _replaced(config: Any, name: str, values: PyTree) -> Any:
     before = getattr(config, name)
     if isinstance(before, Mapping):
         return dataclasses.replace(config, **{name: values})
-    now = copy.copy(before)
+    now = copy.copy(before)  # making one anew would hold an array of the trace to be a float
     for key, value in values.items():
-        object.__setattr__(
-            now, key, value
-        )  # an array within a trace is no float, which making one anew would hold it to
+        object.__setattr__(now, key, value)
     return dataclasses.replace(config, **{name: now})
 
 

@@ -18,11 +18,10 @@ Each logical shard has a memory of its own, with its part of the capacity and of
 so an item of a shard with small weights is drawn more often than from one memory; its importance says so.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from pydantic import GetPydanticSchema
 
 from rlexp.algos.base import Algorithm
 from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Positive, schema
@@ -40,25 +39,19 @@ _MOST_ROWS = 2**30  # of a shard: rows are counted in int32
 _DRAW = 2  # a stream of its own beside the two that `rings.draw` splits off
 
 
-# Such a number where it is read from the YAML; an array where the program puts the traced one in its place.
-_NonNegative = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(NonNegative))]
-_Positive = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(Positive))]
-_Fraction = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(Fraction))]
-
-
 @schema
 class Hp:
     """Traced: of selector=prioritised."""
 
-    priority_exponent: _NonNegative = 0.6
+    priority_exponent: NonNegative = 0.6
     """How much priorities count: 0 draws uniformly, 1 in proportion to them."""
-    priority_floor: _Positive = 1e-6
+    priority_floor: Positive = 1e-6
     """Added to each priority, so that every transition can be drawn again."""
-    importance_start: _Fraction = 0.4
+    importance_start: Fraction = 0.4
     """How much of the preference the importance weights undo at the beginning; 1 is all of it."""
-    importance_end: _Fraction = 1.0
+    importance_end: Fraction = 1.0
     """The same after importance_env_steps."""
-    importance_env_steps: _Positive = 500_000.0
+    importance_env_steps: Positive = 500_000.0
     """Environment steps, without the prefill, over which it goes from start to end."""
 
 
