@@ -21,8 +21,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
 
     from rlexp import session
     from rlexp.__main__ import check
-    from rlexp.train import program
-    from rlexp.train.layout import layout_of, over_members
+    from rlexp.training import program
+    from rlexp.training.layout import layout_of, over_members
 
     work = QUICK if quick else FULL
     # the episodes of an evaluation as by default: 128 are for the comparison of returns only

@@ -115,9 +115,9 @@ def _in_process(seeds, common, where):
     from rlexp.config import Config, parse
     from rlexp.machine import hardware
     from rlexp.machine.stop import Stop
-    from rlexp.train import program
-    from rlexp.train.layout import Layout, layout_of, over_members
-    from rlexp.train.loop import Member, train_pack
+    from rlexp.training import program
+    from rlexp.training.layout import Layout, layout_of, over_members
+    from rlexp.training.loop import Member, train_pack
 
     def build(lr: float, seed: int):
         return experiment.build(compose.compose_node([*common, f"algo.hp.lr={lr}", f"seed={seed}"])[0])

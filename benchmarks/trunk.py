@@ -39,8 +39,8 @@ def _side(overrides: list[str], num_updates: int) -> Side:
     import jax
 
     from rlexp import compose, experiment
-    from rlexp.train import program
-    from rlexp.train.layout import layout_of
+    from rlexp.training import program
+    from rlexp.training.layout import layout_of
 
     node, _ = compose.compose_node(["algo=ppo", "logger=quiet", "compilation_cache=null", *overrides])
     built = experiment.build(node)

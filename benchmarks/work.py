@@ -107,7 +107,7 @@ def packed(overrides: Sequence[str], seeds: Sequence[int], folder: Path) -> list
     """One pack of seeds, in this process: each one's summary. Seed i leaves its run in `folder`/i; what was there is removed."""
     from rlexp import compose, experiment, session
     from rlexp.machine.stop import Stop
-    from rlexp.train.loop import Member, train_pack
+    from rlexp.training.loop import Member, train_pack
 
     shutil.rmtree(folder, ignore_errors=True)
     members = []

@@ -30,9 +30,6 @@ def train(
     return run(*overrides, config_dir=config_dir, **keys)
 
 
-_train = train  # the package of this name comes into its place when something imports it, and calls this
-
-
 def load(run_dir: "str | Path", **options: "Any") -> "Agent":
     """Opens a trained run: its policy with parameters, its environment and its configuration. See `rlexp.loading.load`."""
     from rlexp.loading import load as open_run  # JAX is imported only when it is needed

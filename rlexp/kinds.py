@@ -60,7 +60,7 @@ class Precision(Module, Protocol):
 
 
 class Between(Module, Protocol):
-    """A `rlexp.train.between.Between`."""
+    """A `rlexp.training.between.Between`."""
 
     def make(self, config: Any) -> Any: ...
 

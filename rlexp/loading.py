@@ -15,10 +15,10 @@ from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.experiment import Experiment
 from rlexp.storage import rundir, store
-from rlexp.train.evaluate import Episodes, evaluate
-from rlexp.train.host import Player
-from rlexp.train.layout import layout_of
-from rlexp.train.program import trace
+from rlexp.training.evaluate import Episodes, evaluate
+from rlexp.training.host import Player
+from rlexp.training.layout import layout_of
+from rlexp.training.program import trace
 from rlexp.types import Key, PyTree, TimeStep
 
 

@@ -17,9 +17,9 @@ from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sameness import resume_fingerprint
 from rlexp.storage import rundir, store
-from rlexp.train import host, memory
-from rlexp.train.evaluate import episode_means
-from rlexp.train.loop import Diverged, Member, Resume, train_pack
+from rlexp.training import host, memory
+from rlexp.training.evaluate import episode_means
+from rlexp.training.loop import Diverged, Member, Resume, train_pack
 
 
 class CheckFailed(RuntimeError):

@@ -17,9 +17,9 @@ from rlexp.experiment import Experiment
 from rlexp.machine.stop import Stop
 from rlexp.sameness import resume_fingerprint
 from rlexp.storage import store
-from rlexp.train import program
-from rlexp.train.loop import Member, Resume, layout_of, train_pack
-from rlexp.train.program import Program
+from rlexp.training import program
+from rlexp.training.loop import Member, Resume, layout_of, train_pack
+from rlexp.training.program import Program
 
 QUIET = ("logger=quiet", "compilation_cache=null")
 SMALL = (  # ten updates and three lines, by default PPO on CartPole

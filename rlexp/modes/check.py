@@ -28,12 +28,12 @@ from rlexp.machine import distributed, hardware
 from rlexp.modes import hlo
 from rlexp.modes.cost import cost, memory_of
 from rlexp.storage import rundir
-from rlexp.train import program
-from rlexp.train.evaluate import episode_means
-from rlexp.train.layout import Layout, layout_of
-from rlexp.train.members import Member
-from rlexp.train.metrics import mean
-from rlexp.train.program import Program
+from rlexp.training import program
+from rlexp.training.evaluate import episode_means
+from rlexp.training.layout import Layout, layout_of
+from rlexp.training.members import Member
+from rlexp.training.metrics import mean
+from rlexp.training.program import Program
 
 NUM_UPDATES = 20
 NUM_POINTS = 5  # of a learning curve, each an evaluation after as many updates

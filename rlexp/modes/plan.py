@@ -21,10 +21,10 @@ from rlexp.modes.compilation import no_compilation_cache
 from rlexp.modes.cost import Collective, Cost, Traffic, cost, memory_of
 from rlexp.modes.words import amount, duration
 from rlexp.storage import rundir
-from rlexp.train import program
-from rlexp.train.layout import Layout
-from rlexp.train.members import Member
-from rlexp.train.schedule import chunk_end
+from rlexp.training import program
+from rlexp.training.layout import Layout
+from rlexp.training.members import Member
+from rlexp.training.schedule import chunk_end
 
 
 class DoesNotFit(ConfigError):

@@ -21,12 +21,12 @@ from rlexp.experiment import Experiment
 from rlexp.loggers import jsonl
 from rlexp.modes.compilation import no_compilation_cache
 from rlexp.storage import rundir, store
-from rlexp.train import program
-from rlexp.train.evaluate import episode_means
-from rlexp.train.layout import Layout, layout_of, over_members
-from rlexp.train.members import Member
-from rlexp.train.metrics import mean
-from rlexp.train.program import Program, Run, Traced, collect_once, learn_once
+from rlexp.training import program
+from rlexp.training.evaluate import episode_means
+from rlexp.training.layout import Layout, layout_of, over_members
+from rlexp.training.members import Member
+from rlexp.training.metrics import mean
+from rlexp.training.program import Program, Run, Traced, collect_once, learn_once
 from rlexp.types import Batch, PyTree, Settings
 
 _REPETITIONS = 5

@@ -20,9 +20,9 @@ from rlexp.sweep.journal import Record
 from rlexp.sweep.leavers import Left, leavers
 from rlexp.sweep.manifest import OVER
 from rlexp.sweep.packing import PACKS, Job, name
-from rlexp.train.layout import layout_of
-from rlexp.train.loop import Diverged, Member, Resume, train_pack
-from rlexp.train.program import Traced, trace
+from rlexp.training.layout import layout_of
+from rlexp.training.loop import Diverged, Member, Resume, train_pack
+from rlexp.training.program import Traced, trace
 
 
 class Programs:

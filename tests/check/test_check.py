@@ -7,7 +7,7 @@ import pytest
 from support import build
 
 from rlexp.modes import check
-from rlexp.train.loop import Member
+from rlexp.training.loop import Member
 
 pytestmark = pytest.mark.timeout(400)
 

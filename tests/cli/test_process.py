@@ -125,7 +125,7 @@ def test_next_to_nothing_is_imported_before_ctrl_c_is_a_line():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("at", "ends"), [("jax", 1), ("rlexp.train.program", 1), ("orbax", 0), ("rlexp.storage.checkpoint.saving", 1)]
+    ("at", "ends"), [("jax", 1), ("rlexp.training.program", 1), ("orbax", 0), ("rlexp.storage.checkpoint.saving", 1)]
 )
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_while_it_starts(tmp_path, at, ends, times):

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from train import imitation
+from training import imitation
 
 from rlexp import compose, experiment, kinds
 from rlexp.config import ConfigError, Host, Part, load_module, parse, schema
@@ -154,7 +154,7 @@ def test_hyperparameters_are_numbers(module):
 
 
 def test_no_learning_rate_is_demanded_but_where_it_is_scaled(module, monkeypatch):
-    """tests/train/test_clock.py trains such an algorithm."""
+    """tests/training/test_clock.py trains such an algorithm."""
     for name in ("Data", "Imitate"):
         part, fresh = vars(imitation)[name], ModuleType(f"imitation_{name.lower()}")
         fresh.Config, fresh.make = part.Config, part.make

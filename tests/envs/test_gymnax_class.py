@@ -12,7 +12,7 @@ from flax import struct
 from rlexp import types
 from rlexp.config import ConfigError, parse
 from rlexp.envs import gymnax_class as adapter
-from rlexp.train.evaluate import Episodes, episode_means
+from rlexp.training.evaluate import Episodes, episode_means
 from rlexp.types import Continuous, Discrete
 
 LIMIT = 4

@@ -17,7 +17,7 @@ from rlexp.config import ConfigError
 from rlexp.envs.base import Env, Transition, batched, episodic
 from rlexp.ops.returns import gae, lambda_returns
 from rlexp.sources import rollout
-from rlexp.train.evaluate import evaluate
+from rlexp.training.evaluate import evaluate
 from rlexp.types import Discrete, EnvSpec, Settings
 
 B, T, LIMIT, WIDTH = 6, 30, 7, 777

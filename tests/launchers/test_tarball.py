@@ -18,7 +18,7 @@ def test_it_is_named_by_what_it_holds(tmp_path, monkeypatch):
     first = tarball.make(tmp_path, modules, install="pip install .")
     with tarfile.open(first.path) as tar:
         names = tar.getnames()
-    assert {"rlexp/train/loop.py", "conf/config.yaml", "constraints.txt", "my_game/env.py"} <= set(names)
+    assert {"rlexp/training/loop.py", "conf/config.yaml", "constraints.txt", "my_game/env.py"} <= set(names)
     assert not [
         name for name in names if name.startswith((".venv", "outputs", ".git/", "conf/local")) or "__pycache__" in name
     ]

@@ -10,8 +10,8 @@ import pytest
 from support import build
 
 from rlexp.config import ConfigError
-from rlexp.train import program
-from rlexp.train.layout import layout_of
+from rlexp.training import program
+from rlexp.training.layout import layout_of
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=32")

@@ -12,8 +12,8 @@ from support import build
 
 from rlexp.sources import rollout
 from rlexp.sources.base import Source
-from rlexp.train.layout import Layout, collect, feed_back, init_shards, layout_of
-from rlexp.train.program import Run, learn_once
+from rlexp.training.layout import Layout, collect, feed_back, init_shards, layout_of
+from rlexp.training.program import Run, learn_once
 from rlexp.types import Settings, Update
 
 NUM_ENVS, NUM_STEPS, NUM_SHARDS = 3, 2, 4

@@ -12,10 +12,10 @@ from support import saved
 from rlexp import compose, experiment
 from rlexp.config import ConfigError
 from rlexp.machine.stop import Stop
-from rlexp.train import layout as layouts
-from rlexp.train import program
-from rlexp.train.layout import feed_back
-from rlexp.train.loop import Member, Resume, layout_of, train_pack
+from rlexp.training import layout as layouts
+from rlexp.training import program
+from rlexp.training.layout import feed_back
+from rlexp.training.loop import Member, Resume, layout_of, train_pack
 
 LENGTH = 3000
 SMALL = ("logger=quiet", "compilation_cache=null", "env=probe/action_reward", "network.hidden=[8]", "shards=4")

@@ -9,8 +9,8 @@ from support import build
 from rlexp.config import load_module
 from rlexp.envs import probe
 from rlexp.networks.heads import Head
-from rlexp.train import program
-from rlexp.train.layout import layout_of
+from rlexp.training import program
+from rlexp.training.layout import layout_of
 from rlexp.types import TimeStep
 
 pytestmark = pytest.mark.slow

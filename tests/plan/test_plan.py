@@ -16,8 +16,8 @@ from rlexp.config import ConfigError
 from rlexp.machine import hardware
 from rlexp.modes import plan
 from rlexp.modes.cost import Collective, Cost, Traffic
-from rlexp.train import program
-from rlexp.train.loop import Member, layout_of
+from rlexp.training import program
+from rlexp.training.loop import Member, layout_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -101,8 +101,8 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 from support import build
 from rlexp.modes import plan
-from rlexp.train import program
-from rlexp.train.loop import layout_of
+from rlexp.training import program
+from rlexp.training.loop import layout_of
 
 def settled():  # a chunk's results are ready shortly before its temporaries are given back
     lowest = resident("VmRSS")

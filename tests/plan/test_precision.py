@@ -8,8 +8,8 @@ from jax.extend import core
 from support import build, command_line
 
 from rlexp.modes import hlo
-from rlexp.train import program
-from rlexp.train.layout import layout_of
+from rlexp.training import program
+from rlexp.training.layout import layout_of
 
 NETWORKS = {
     "mlp": ("env=gymnax/cartpole", "network.hidden=[24,40]"),

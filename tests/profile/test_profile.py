@@ -14,8 +14,8 @@ from jax.profiler import ProfileData
 
 from rlexp.modes import profile
 from rlexp.storage import rundir
-from rlexp.train import program
-from rlexp.train.loop import Member, layout_of
+from rlexp.training import program
+from rlexp.training.loop import Member, layout_of
 from tests.support import build, train
 
 pytestmark = pytest.mark.timeout(300)  # several programs are compiled, some in a process of their own

@@ -15,7 +15,7 @@ from rlexp.config import ConfigError
 from rlexp.loggers import curve, jsonl
 from rlexp.storage import rundir
 from rlexp.sweep.manifest import Manifest
-from rlexp.train.loop import Resume
+from rlexp.training.loop import Resume
 
 
 def describe(directory: Path, *overrides: str) -> None:

@@ -13,8 +13,8 @@ from rlexp.compose import search_path
 from rlexp.config import ConfigError
 from rlexp.session import check_same
 from rlexp.storage import rundir
-from rlexp.train import program
-from rlexp.train.loop import Resume, layout_of
+from rlexp.training import program
+from rlexp.training.loop import Resume, layout_of
 
 TINY = (
     "env=gymnax/cartpole",

@@ -22,9 +22,9 @@ from rlexp.sources import host as source_of_host
 from rlexp.sources import rollout
 from rlexp.sources.base import is_host
 from rlexp.storage import rundir
-from rlexp.train import host, loop, metrics, program
-from rlexp.train.loop import Member, Resume, layout_of, train_pack
-from rlexp.train.parts import FORGOTTEN
+from rlexp.training import host, loop, metrics, program
+from rlexp.training.loop import Member, Resume, layout_of, train_pack
+from rlexp.training.parts import FORGOTTEN
 
 CARTPOLE = (*SMALL, "env=gymnasium/cartpole", "total_env_steps=256", "eval.every_env_steps=128")
 

@@ -14,7 +14,7 @@ from rlexp.config import ConfigError
 from rlexp.replay import ring as rings
 from rlexp.sources import replay
 from rlexp.sources.base import Source
-from rlexp.train.layout import Layout, collect, init_shards
+from rlexp.training.layout import Layout, collect, init_shards
 
 B, T = 3, 4  # environments and steps of a rollout
 

@@ -16,7 +16,7 @@ from rlexp.sweep import packs, worker
 from rlexp.sweep.journal import Journal
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job
-from rlexp.train.loop import Member, Resume, train_pack
+from rlexp.training.loop import Member, Resume, train_pack
 from rlexp_launchers import local
 
 

@@ -14,8 +14,8 @@ from rlexp import compose, experiment
 from rlexp.config import ConfigError, Host, Number, schema
 from rlexp.machine.stop import Stop
 from rlexp.storage import checkpoint, store
-from rlexp.train.between import Between, Leave
-from rlexp.train.loop import Member, Resume, train_pack
+from rlexp.training.between import Between, Leave
+from rlexp.training.loop import Member, Resume, train_pack
 
 # 8 updates, an evaluation after every second one. The reward is 1 a step, so each return is known.
 WORK = (

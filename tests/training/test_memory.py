@@ -8,7 +8,7 @@ import pytest
 from support import assert_same, build, rows, saved, train
 
 import rlexp
-from rlexp.train.loop import Resume
+from rlexp.training.loop import Resume
 
 LSTM = (
     "network=lstm",

@@ -1,5 +1,5 @@
 """The compiled programs of a pack: init, chunk, evaluate. Each is compiled once, ahead of time. Where environments run on the host,
-`rlexp.train.host` makes the same three of Python and a compiled half.
+`rlexp.training.host` makes the same three of Python and a compiled half.
 
 Every argument and result has the members as its first axis. Members differ in data only: seed, hyperparameters and
 other traced settings.
@@ -16,10 +16,10 @@ import numpy as np
 
 from rlexp.experiment import Experiment
 from rlexp.sources.base import no_feedback
-from rlexp.train import host
-from rlexp.train.evaluate import Episodes, evaluate
-from rlexp.train.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
-from rlexp.train.parts import (
+from rlexp.training import host
+from rlexp.training.evaluate import Episodes, evaluate
+from rlexp.training.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
+from rlexp.training.parts import (
     BETWEEN,
     Program,
     Run,

@@ -8,7 +8,7 @@ from support import build, rows, saved, train, without_clock
 
 from rlexp import session
 from rlexp.loading import load
-from rlexp.train.loop import Member, Resume
+from rlexp.training.loop import Member, Resume
 
 # Sums of real numbers over long episodes: a last bit anywhere is another return.
 LONG = {

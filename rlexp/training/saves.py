@@ -14,10 +14,10 @@ from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.sameness import resume_fingerprint
 from rlexp.storage import store
-from rlexp.train import schedule
-from rlexp.train.between import Leave
-from rlexp.train.members import Pack
-from rlexp.train.program import Run, Traced, stacked_settings
+from rlexp.training import schedule
+from rlexp.training.between import Leave
+from rlexp.training.members import Pack
+from rlexp.training.program import Run, Traced, stacked_settings
 
 
 class Resume(NamedTuple):

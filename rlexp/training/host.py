@@ -1,4 +1,4 @@
-"""The programs of a run whose environments live on the host: init, chunk, evaluate, as of any run (`rlexp.train.program`).
+"""The programs of a run whose environments live on the host: init, chunk, evaluate, as of any run (`rlexp.training.program`).
 
     source.next() in Python · the batch goes to the devices · the compiled half learns from it
 
@@ -24,9 +24,9 @@ from rlexp.envs.base import HostEnv, Opened
 from rlexp.experiment import Experiment
 from rlexp.sources.base import Place, no_feedback
 from rlexp.sources.rollout import clip_action
-from rlexp.train.evaluate import Episodes
-from rlexp.train.layout import Layout, run_shardings
-from rlexp.train.parts import Program, Run, Traced, evaluation_key, learn_from, member_data, train_keys
+from rlexp.training.evaluate import Episodes
+from rlexp.training.layout import Layout, run_shardings
+from rlexp.training.parts import Program, Run, Traced, evaluation_key, learn_from, member_data, train_keys
 from rlexp.types import Batch, Key, Metrics, PyTree, Settings, TimeStep, Trajectory
 
 
@@ -192,7 +192,7 @@ class Player:
         self._opened: Opened | None = None
 
     def episodes(self, policy: PyTree, key: Key) -> Episodes:
-        """One each, side by side, until the last has ended; as `rlexp.train.evaluate` plays compiled ones."""
+        """One each, side by side, until the last has ended; as `rlexp.training.evaluate` plays compiled ones."""
         num = self._num_episodes
         self._opened = self._opened or self._env.open(num)
         seeds, act_key = self._split(key)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from rlexp.experiment import Experiment
-from rlexp.train.evaluate import Episodes
+from rlexp.training.evaluate import Episodes
 from rlexp.types import Batch, Key, Metrics, PyTree, Settings, Update
 
 

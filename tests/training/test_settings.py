@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train import traced_parts
+from training import traced_parts
 
 from rlexp import compose, experiment, sameness
 from rlexp.config import ConfigError
 from rlexp.storage import checkpoint
 from rlexp.sweep.packing import Job, grouped
-from rlexp.train.layout import layout_of
-from rlexp.train.metrics import mean
-from rlexp.train.program import Run, trace
+from rlexp.training.layout import layout_of
+from rlexp.training.metrics import mean
+from rlexp.training.program import Run, trace
 from rlexp.types import Settings
 
 PARTS = ("env=probe/action_reward", "logger=quiet", "algo.num_envs=4", "algo.num_steps=8", "algo.num_minibatches=1")

@@ -7,9 +7,9 @@ from resume.test_kept import StopAfter
 from support import assert_same, build, saved, train
 
 from rlexp.storage import checkpoint
-from rlexp.train import program
-from rlexp.train.loop import layout_of
-from rlexp.train.saves import Resume
+from rlexp.training import program
+from rlexp.training.loop import layout_of
+from rlexp.training.saves import Resume
 
 DQN = (
     "algo=dqn",

@@ -6,12 +6,12 @@ from types import ModuleType
 import jax
 import pytest
 from support import rows
-from train import imitation
+from training import imitation
 
 from rlexp import compose, experiment
 from rlexp.machine.stop import Stop
-from rlexp.train.loop import Member, train_pack
-from rlexp.train.schedule import chunk_end
+from rlexp.training.loop import Member, train_pack
+from rlexp.training.schedule import chunk_end
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from support import build
 
-from rlexp.train import metrics, schedule
-from rlexp.train.evaluate import Episodes
-from rlexp.train.members import Ended, start_of
-from rlexp.train.metrics import Chunk
+from rlexp.training import metrics, schedule
+from rlexp.training.evaluate import Episodes
+from rlexp.training.members import Ended, start_of
+from rlexp.training.metrics import Chunk
 from rlexp.types import Mean
 
 

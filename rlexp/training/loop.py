@@ -2,7 +2,7 @@
 
     dispatch chunk k+1 · fetch and log the metrics of chunk k · at a checkpoint: wait, look at the metrics, save · stop?
 
-A chunk ends at the next evaluation, metric line or checkpoint, whichever comes first (`rlexp.train.schedule`). These boundaries
+A chunk ends at the next evaluation, metric line or checkpoint, whichever comes first (`rlexp.training.schedule`). These boundaries
 depend on the update count alone, so a resumed run has the same ones as an undisturbed run.
 """
 
@@ -19,12 +19,12 @@ from rlexp import hints
 from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.machine.stop import Stop
-from rlexp.train import between, metrics, program, schedule
-from rlexp.train.layout import layout_of
-from rlexp.train.members import Member, Pack, start_of
-from rlexp.train.metrics import Chunk
-from rlexp.train.parts import FORGOTTEN
-from rlexp.train.saves import Resume, Saves, restore, take_learnt
+from rlexp.training import between, metrics, program, schedule
+from rlexp.training.layout import layout_of
+from rlexp.training.members import Member, Pack, start_of
+from rlexp.training.metrics import Chunk
+from rlexp.training.parts import FORGOTTEN
+from rlexp.training.saves import Resume, Saves, restore, take_learnt
 
 
 class Diverged(RuntimeError):
@@ -43,7 +43,7 @@ def train_pack(
     """Trains the members as one program; gives each one's summary, which is written to its directory too.
 
     A member that diverges, or whose lines cannot be written, fails alone: the others go on. So they do where something that
-    acts between chunks (`rlexp.train.between`) lets a member leave, which then is finished or pruned.
+    acts between chunks (`rlexp.training.between`) lets a member leave, which then is finished or pruned.
 
     Args:
       directory: of the pack's checkpoints while it trains. At the end each member gets its part, and they are removed. None

@@ -12,7 +12,7 @@ from rlexp.experiment import Experiment
 from rlexp.loggers import Logger, Row, RunInfo, jsonl, silent
 from rlexp.machine import distributed
 from rlexp.storage import rundir, store
-from rlexp.train.between import Leave
+from rlexp.training.between import Leave
 
 
 class Member(NamedTuple):

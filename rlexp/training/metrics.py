@@ -6,7 +6,7 @@ import numpy as np
 
 from rlexp.experiment import Experiment
 from rlexp.loggers import Row
-from rlexp.train.evaluate import Episodes, episode_means
+from rlexp.training.evaluate import Episodes, episode_means
 from rlexp.types import Mean, Metrics
 
 Values = dict[str, np.ndarray]  # {metric: float64 [members]}; NaN where nothing was counted, inf where it is not finite

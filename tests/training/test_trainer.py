@@ -11,8 +11,8 @@ from support import StopAfter, build, rows, saved, train
 
 from rlexp import hints
 from rlexp.algos import common
-from rlexp.train import program
-from rlexp.train.loop import Diverged, Resume, layout_of
+from rlexp.training import program
+from rlexp.training.loop import Diverged, Resume, layout_of
 from rlexp.types import Mean
 
 TINY = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=16", "network.hidden=[8]", "eval.num_episodes=2")

@@ -1,0 +1,1 @@
+"""Training: the loop, the compiled program, and what lies between its chunks."""
