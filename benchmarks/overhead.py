@@ -20,7 +20,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     import jax
 
     from rlexp import session
-    from rlexp.__main__ import check
+    from rlexp.__main__ import validate
     from rlexp.training import program
     from rlexp.training.layout import layout_of, over_members
 
@@ -29,7 +29,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     arguments = [x for x in overrides(work) if not x.startswith("eval.num_episodes")]
     runs = BENCH / "runs" / "overhead"
     shutil.rmtree(runs, ignore_errors=True)
-    _, experiment = check([*arguments, *places(runs / "new")])
+    _, experiment = validate([*arguments, *places(runs / "new")])
     layout = layout_of([experiment])
     traced = program.trace([experiment], layout)
 

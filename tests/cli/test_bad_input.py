@@ -42,7 +42,7 @@ WRONG = [
     (["logger=quite"], ["logger=quite", '"quiet"']),
     (["experiment=nothing_like_it"], ["experiment=nothing_like_it", "Allowed"]),
     (["debug=nanns"], ["debug=nanns", '"nans"']),
-    (["debug=nan"], ["group", "string"]),
+    (["debug=nan"], ["debug: nan", "nans"]),
     # wrong types
     (["seed=x"], ["seed", "'x'", "integer"]),
     (["seed=-1"], ["seed", "-1", "greater than or equal to 0"]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import build, fingerprint, rows, train, without_clock
 
-from rlexp.__main__ import check
+from rlexp.__main__ import validate
 from rlexp.compose import search_path
 from rlexp.config import ConfigError
 from rlexp.session import check_same
@@ -128,7 +128,7 @@ def test_auto_goes_on_with_training_only(tmp_path):
     (tmp_path / "environment.json").write_text('{"run_id": "c0ffee00"}')
     (tmp_path / "config.yaml").write_text("run: eval\n")
     with pytest.raises(ConfigError, match="holds a run=eval; resume=auto goes on with training only"):
-        check(["resume=auto", f"hydra.run.dir={tmp_path}"])
+        validate(["resume=auto", f"hydra.run.dir={tmp_path}"])
 
 
 def test_a_resume_that_stands_in_a_file_is_not_passed_over(tmp_path):
@@ -136,10 +136,10 @@ def test_a_resume_that_stands_in_a_file_is_not_passed_over(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/again.yaml").write_text("# @package _global_\nresume: somewhere\n")
     with pytest.raises(ConfigError, match="resume: 'somewhere' stands in a YAML file"):
-        check([*search_path(str(tmp_path)), "experiment=again"])
+        validate([*search_path(str(tmp_path)), "experiment=again"])
 
 
 @pytest.mark.parametrize("sign", ["", "+", "++"])
 def test_a_resume_is_heard_however_it_is_set(sign, tmp_path):
     with pytest.raises(ConfigError, match="'nowhere' is neither a run directory nor"):
-        check([f"{sign}resume=nowhere", f"output_root={tmp_path}"])
+        validate([f"{sign}resume=nowhere", f"output_root={tmp_path}"])

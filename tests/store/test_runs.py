@@ -12,7 +12,7 @@ import pytest
 from support import assert_same, environment, rlexp_command, rows, saved, without_clock
 
 from rlexp import __main__ as entry
-from rlexp.__main__ import check
+from rlexp.__main__ import validate
 from rlexp.config import ConfigError
 from rlexp.storage import rundir, store
 
@@ -81,11 +81,11 @@ def test_a_run_survives_its_machine(root, names, tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(elsewhere)
             auto = ["hydra.run.dir=runs/a", *SHORT] if override == "resume=auto" else []
-            job, _ = check([override, f"output_root={root}", "compilation_cache=null", *auto])
+            job, _ = validate([override, f"output_root={root}", "compilation_cache=null", *auto])
         assert job.run_dir == job.resume_dir == elsewhere / "runs/a"
         assert job.url == f"{root}/runs/a"
     with pytest.raises(ConfigError, match="'runs/a' holds a run already"):
-        check(["hydra.run.dir=runs/a", f"output_root={root}"])
+        validate(["hydra.run.dir=runs/a", f"output_root={root}"])
 
     empty = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_DEBUG_LOG_MODULES": "jax._src.compiler"}
     output = run(here, f"resume={root}/runs/a", **empty)
@@ -155,5 +155,5 @@ def test_a_run_on_the_disk_stays_there(root, tmp_path, names):
     assert entry._url(root, run_dir) is None
     assert entry._url(root, run_dir.with_name("new")) == f"{root}/outputs/new"
     with pytest.raises(ConfigError, match="holds a run already"):
-        check([f"output_root={root}", f"hydra.run.dir={run_dir}"])
+        validate([f"output_root={root}", f"hydra.run.dir={run_dir}"])
     assert store.url_of(run_dir) is None and names() == []

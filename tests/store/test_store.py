@@ -11,7 +11,7 @@ from support import environment
 
 from rlexp import __main__ as entry
 from rlexp import compose, session
-from rlexp.__main__ import check
+from rlexp.__main__ import validate
 from rlexp.config import ConfigError
 from rlexp.loggers import mirror
 from rlexp.storage import rundir, store
@@ -210,13 +210,13 @@ def test_a_store_that_fails_is_a_warning_but_not_before_a_checkpoint(tmp_path, r
 def test_another_store_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^output_root: 's3://bucket/x' is not allowed; expected .*gs://"):
-        check(["output_root=s3://bucket/x"])
+        validate(["output_root=s3://bucket/x"])
     assert os.listdir(tmp_path) == []
 
 
 def test_no_such_bucket(tmp_path, root):
     with pytest.raises(ConfigError, match=r"^output_root: 'gs://nosuch/x.*' cannot be used: there is no such bucket$"):
-        check(["output_root=gs://nosuch/x"])
+        validate(["output_root=gs://nosuch/x"])
     assert os.listdir(tmp_path) == []
 
 
@@ -224,7 +224,7 @@ def test_a_server_that_is_down(tmp_path, root, monkeypatch):
     monkeypatch.setattr(store, "_REACH_S", 1)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"^output_root: 'gs://.*' cannot be used: no answer within 1 s"):
-        check([f"output_root={root}"])
+        validate([f"output_root={root}"])
     assert os.listdir(tmp_path) == []
 
 
@@ -233,7 +233,7 @@ def test_gcsfs_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     store._filesystem.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'rlexp\[gcs\]'"):
-        check(["output_root=gs://bucket/x"])
+        validate(["output_root=gs://bucket/x"])
     assert os.listdir(tmp_path) == []
 
 
@@ -254,8 +254,8 @@ def test_bad_input_that_is_found_late_leaves_nothing(tmp_path, root, names, monk
 
 def test_a_run_on_the_disk_imports_none_of_it():
     program = (
-        "import sys; from rlexp import session; from rlexp.storage import checkpoint, store; from rlexp.__main__ import check; "
-        "check(['compilation_cache=null']); print(sorted({'gcsfs', 'fsspec'} & set(sys.modules)))"
+        "import sys; from rlexp import session; from rlexp.storage import checkpoint, store; from rlexp.__main__ import validate; "
+        "validate(['compilation_cache=null']); print(sorted({'gcsfs', 'fsspec'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=100
