@@ -246,9 +246,9 @@ def test_bad_input_that_is_found_late_leaves_nothing(tmp_path, root, names, monk
 
     monkeypatch.setattr(session, "run", run)
     composed = compose.composed([])
-    job = entry.Job([], tmp_path / "runs/a", None, f"{root}/runs/a", composed)
+    command = entry.Command([], tmp_path / "runs/a", None, f"{root}/runs/a", composed)
     with pytest.raises(ConfigError, match="only the checkpoint"):
-        entry.run(job, None)
+        entry.run(command, None)
     assert os.listdir(tmp_path) == [] and names() == []
 
 
