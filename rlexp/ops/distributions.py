@@ -99,6 +99,29 @@ class DiagonalNormal(NamedTuple):
         return jnp.broadcast_to(self.log_std, self.mean.shape)
 
 
+class SquashedNormal(NamedTuple):
+    """tanh of a DiagonalNormal: vectors within (-1, 1)."""
+
+    mean: Float[Array, "*N D"]  # before tanh, as log_std
+    log_std: Float[Array, "*N D"]
+
+    def mode(self) -> Float[Array, "*N D"]:
+        """tanh of the mean: the median of each entry."""
+        return jnp.tanh(self.mean)
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*N D"], Float[Array, "*N"]]:
+        """One draw for each leading index, through which gradients flow, and the logarithm of the density there.
+
+        Not from the draw alone: near the bounds tanh rounds away what lies before it.
+        """
+        assert self.mean.dtype == jnp.float32, f"expected float32, got {self.mean.dtype}"
+        noise = jax.random.normal(key, self.mean.shape, jnp.float32)
+        before = self.mean + jnp.exp(self.log_std) * noise
+        normal = -0.5 * jnp.square(noise) - self.log_std - 0.5 * math.log(2 * math.pi)
+        stretch = 2.0 * (math.log(2.0) - before - jax.nn.softplus(-2.0 * before))  # log(1 - tanh^2), exactly
+        return jnp.tanh(before), jnp.sum(normal - stretch, axis=-1)
+
+
 def masked(logits: Float[Array, "*N A"], mask: Bool[Array, "*N A"]) -> Categorical:
     """A Categorical that gives probability 0 to the actions whose mask is False.
 

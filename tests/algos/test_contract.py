@@ -15,7 +15,6 @@ from rlexp.envs.base import action_struct
 from rlexp.experiment import Experiment
 
 ALGORITHMS = sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
-ENVS = ["probe", "masked"]
 SMALL = ("logger=quiet", "algo.num_envs=8", "algo.num_steps=16", "env=probe/obs_action_reward", "network.hidden=[8]")
 N = 1_000  # observations that are acted on at a time
 FIELDS = ("params", "opt_state", "hp", "normaliser", "key", "step")
@@ -23,10 +22,25 @@ FIELDS = ("params", "opt_state", "hp", "normaliser", "key", "step")
 
 def build(algorithm: str, env: str = "masked", *overrides: str) -> Experiment:
     node, _ = compose.compose_node([f"algo={algorithm}", *SMALL, *overrides])
-    node["env"] = {"module": toys.__name__} if env == "masked" else node["env"]
+    node["env"] = node["env"] if env == "probe" else {"module": toys.__name__, "continuous": env == "continuous"}
     if "normalize_observations" in node["algo"]:
         node["algo"]["normalize_observations"] = True
     return experiment.build(node)
+
+
+def refusal(algorithm: str, env: str, *overrides: str) -> str:
+    """What an algorithm says of actions that are not for it."""
+    try:
+        build(algorithm, env, *overrides)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+# Each algorithm in the environments whose actions it takes, and in the richest of each kind.
+CASES = [(a, env) for a in ALGORITHMS for env in ("probe", "masked", "continuous") if not refusal(a, env)]
+RICH = [(a, env) for a, env in CASES if env != "probe"]
+MASKED = [a for a, env in CASES if env == "masked"]
 
 
 class Case(NamedTuple):
@@ -96,11 +110,11 @@ def assert_close(a: Any, b: Any) -> None:
 
 
 def test_all_algorithms_are_here():
-    assert {"dqn", "ppo", "pqn"} <= set(ALGORITHMS)
+    assert {"dqn", "ppo", "pqn", "sac", "td3"} <= set(ALGORITHMS)
+    assert {algorithm for algorithm, _ in RICH} == set(ALGORITHMS)
 
 
-@pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "env"), CASES)
 class TestShapes:
     def test_state_holds_what_every_state_holds_in_strong_arrays(self, algorithm, env):
         c = case(algorithm, env)
@@ -148,9 +162,9 @@ class TestShapes:
         assert all(x.shape[0] == N for x in jax.tree.leaves((carry, extras)))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_same_in_gives_the_same_out(algorithm):
-    c = case(algorithm, "masked")
+@pytest.mark.parametrize(("algorithm", "env"), RICH)
+def test_the_same_in_gives_the_same_out(algorithm, env):
+    c = case(algorithm, env)
     before = bits((c.state, c.batch))
     assert bits(c.update(c.state, c.batch)) == bits(c.update(c.state, c.batch))
     policy, carry = c.experiment.algorithm.policy(c.state, True), c.experiment.algorithm.carry(N)
@@ -159,9 +173,9 @@ def test_the_same_in_gives_the_same_out(algorithm):
     assert bits((c.state, c.batch)) == before
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_new_learning_rate_takes_effect_without_tracing_again(algorithm):
-    c = case(algorithm, "masked")
+@pytest.mark.parametrize(("algorithm", "env"), RICH)
+def test_a_new_learning_rate_takes_effect_without_tracing_again(algorithm, env):
+    c = case(algorithm, env)
     plain, _ = c.update(c.state, c.batch)
     traces = c.num_traces[0]
     faster = c.state._replace(hp=c.state.hp | {"lr": 2 * c.state.hp["lr"]})
@@ -173,7 +187,7 @@ def test_a_new_learning_rate_takes_effect_without_tracing_again(algorithm):
 
 
 @pytest.mark.parametrize("explore", [True, False])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", MASKED)
 def test_a_masked_action_is_never_taken(algorithm, explore):
     """1,000 observations, at the beginning and in the middle of training."""
     c = case(algorithm, "masked")
@@ -185,9 +199,9 @@ def test_a_masked_action_is_never_taken(algorithm, explore):
         assert len(np.unique(action)) == toys.NUM_ACTIONS
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_greedy_needs_no_luck_and_exploring_does(algorithm):
-    c = case(algorithm, "masked")
+@pytest.mark.parametrize(("algorithm", "env"), RICH)
+def test_greedy_needs_no_luck_and_exploring_does(algorithm, env):
+    c = case(algorithm, env)
     functions, seen = c.experiment.algorithm, c.timesteps
 
     def actions(explore: bool, seed: int) -> np.ndarray:
@@ -198,9 +212,9 @@ def test_greedy_needs_no_luck_and_exploring_does(algorithm):
     assert (actions(True, 0) != actions(True, 1)).any()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_carry_is_forgotten_where_an_episode_begins(algorithm):
-    c = case(algorithm, "masked")
+@pytest.mark.parametrize(("algorithm", "env"), RICH)
+def test_the_carry_is_forgotten_where_an_episode_begins(algorithm, env):
+    c = case(algorithm, env)
     functions, seen = c.experiment.algorithm, c.timesteps
     assert seen.first.all()
     fresh, policy = functions.carry(N), functions.policy(c.state, False)
@@ -208,10 +222,10 @@ def test_the_carry_is_forgotten_where_an_episode_begins(algorithm):
     assert bits(c.act(policy, fresh, seen, jax.random.key(0))) == bits(c.act(policy, stale, seen, jax.random.key(0)))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_is_no_transition_counts_nowhere(algorithm):
+@pytest.mark.parametrize(("algorithm", "env"), RICH)
+def test_what_is_no_transition_counts_nowhere(algorithm, env):
     """Row T supplies obs and first; of a row with valid 0, neither the action nor what act noted there is read."""
-    c = case(algorithm, "masked")
+    c = case(algorithm, env)
     rows = c.batch.trajectory
     is_last = np.asarray(rows.valid[:-1]) == 0
     assert is_last.any()
@@ -233,10 +247,10 @@ def test_what_is_no_transition_counts_nowhere(algorithm):
     assert bits((other, other_out)) == bits((state, out))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_members_of_a_pack_learn_what_they_would_alone(algorithm):
+@pytest.mark.parametrize(("algorithm", "env"), RICH)
+def test_members_of_a_pack_learn_what_they_would_alone(algorithm, env):
     """Three members with a key and a learning rate of their own."""
-    c = case(algorithm, "masked")
+    c = case(algorithm, env)
     functions = c.experiment.algorithm
     keys, lr = jax.random.split(jax.random.key(7), 3), c.hp["lr"] * jnp.array([0.5, 1.0, 2.0])
     # Adam's first step is hardly more than the sign of a gradient, also of one that is nothing but rounding: a larger epsilon
@@ -258,10 +272,12 @@ def test_members_of_a_pack_learn_what_they_would_alone(algorithm):
     assert all((x[0] != x[1]).any() and (x[1] != x[2]).any() for x in kernels)
 
 
-KINDS_OF_ACTIONS = {
-    "env.continuous=true": ("has continuous actions; {} needs discrete ones", (1,), jnp.float32),
-    "env.several=true": ("has several choices an action; {} needs one (algo=ppo takes both)", (2,), jnp.int32),
-    "env=probe/several_numbers": ("has continuous actions; {} needs discrete ones", (2,), jnp.float32),
+_CONTINUOUS, _SEVERAL = "has continuous actions; {} needs discrete ones", "has several choices an action; {} needs "
+KINDS_OF_ACTIONS = {  # how they are refused, their shape and their type
+    "env.continuous=false": (("has discrete actions; {} needs continuous ones",), (), jnp.int32),
+    "env.continuous=true": ((_CONTINUOUS,), (1,), jnp.float32),
+    "env.several=true": ((_SEVERAL + "one (algo=ppo takes both)", _SEVERAL + "continuous ones"), (2,), jnp.int32),
+    "env=probe/several_numbers": ((_CONTINUOUS,), (2,), jnp.float32),
 }
 
 
@@ -269,14 +285,11 @@ KINDS_OF_ACTIONS = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_other_actions_are_learnt_or_refused_in_one_line(algorithm, actions):
     told, shape, dtype = KINDS_OF_ACTIONS[actions]
-    refusal = ""
-    try:
-        built = build(algorithm, "probe", actions)
-    except ConfigError as error:
-        refusal = str(error)
-    if refusal:
-        assert refusal == f"env: probe/obs_action_reward {told.format(algorithm)}"
+    refused = refusal(algorithm, "probe", actions)
+    if refused:
+        assert refused in [f"env: probe/obs_action_reward {how.format(algorithm)}" for how in told]
         return
+    built = build(algorithm, "probe", actions)
     hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
     state = jax.eval_shape(built.algorithm.init, jax.random.key(0), hp)
     policy = jax.eval_shape(lambda s: built.algorithm.policy(s, True), state)

@@ -13,11 +13,11 @@ import numpy as np
 
 from rlexp import compose
 from rlexp import experiment as experiments
-from rlexp.config import Host, schema
+from rlexp.config import Flag, Host, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.experiment import Experiment
 from rlexp.networks.heads import Head
-from rlexp.types import Discrete, EnvSpec, Trajectory
+from rlexp.types import Continuous, Discrete, EnvSpec, Trajectory
 
 NUM_ACTIONS = 4
 
@@ -27,6 +27,8 @@ class Config:
     """`env.module: algos.toys`."""
 
     module: Host[str]
+    continuous: Flag = False
+    """Actions are an array of two by one within bounds that are no one's around zero; nothing is masked."""
 
 
 def observe(key: Any) -> dict[str, jax.Array]:
@@ -41,27 +43,33 @@ def observe(key: Any) -> dict[str, jax.Array]:
 
 
 def make(config: Config) -> Env:
-    """Pays 1 for the first of the allowed actions; terminates one time in eight, and is truncated after 5 steps."""
-    del config
+    """Pays 1 for the first of the allowed actions, or less for a larger sum of numbers; terminates one time in eight, and is
+    truncated after 5 steps."""
+    observation = jax.eval_shape(observe, jax.random.key(0))
+    if config.continuous:
+        del observation["action_mask"]
     spec = EnvSpec(
         name="masked",
-        observation=jax.eval_shape(observe, jax.random.key(0)),
-        action=Discrete(NUM_ACTIONS),
+        observation=observation,
+        action=Continuous((2, 1), -1.0, 3.0) if config.continuous else Discrete(NUM_ACTIONS),
         max_episode_steps=5,
     )
+
+    def shown(obs: Any) -> Any:
+        return {name: obs[name] for name in observation}
 
     def reset(key: Any, params: Any) -> tuple[Any, Any]:
         del params
         obs = observe(key)
-        return obs["action_mask"], obs
+        return obs["action_mask"], shown(obs)
 
     def step(key: Any, mask: Any, action: Any, params: Any) -> Transition:
         del params
         obs_key, end_key = jax.random.split(key)
         obs = observe(obs_key)
-        return Transition(
-            obs["action_mask"], obs, reward=action == jnp.argmax(mask), terminated=jax.random.bernoulli(end_key, 0.125)
-        )
+        reward = -jnp.sum(action) if config.continuous else action == jnp.argmax(mask)
+        terminated = jax.random.bernoulli(end_key, 0.125)
+        return Transition(obs["action_mask"], shown(obs), reward, terminated)
 
     return episodic(spec, reset, step)
 
