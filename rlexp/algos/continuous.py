@@ -47,12 +47,11 @@ def bounds(spec: EnvSpec, algorithm: str) -> Bounds:
     low, high = (
         np.broadcast_to(np.asarray(x, np.float32), shape).reshape(-1) for x in (spec.action.low, spec.action.high)
     )
-    centre, half = low / 2 + high / 2, high / 2 - low / 2
-    if not (np.isfinite(half) & (half > 0)).all():
+    if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
         raise ConfigError(
             f"env: {spec.name} has actions within {low.tolist()} and {high.tolist()}; {algorithm} needs finite bounds"
         )
-    return Bounds(shape, centre, half)
+    return Bounds(shape, low / 2 + high / 2, high / 2 - low / 2)
 
 
 def with_action(spec: EnvSpec) -> EnvSpec:

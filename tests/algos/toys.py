@@ -20,6 +20,7 @@ from rlexp.networks.heads import Head
 from rlexp.types import Continuous, Discrete, EnvSpec, Trajectory
 
 NUM_ACTIONS = 4
+LOW, HIGH = -1.0, 3.0  # of a continuous action
 
 
 @schema
@@ -51,7 +52,7 @@ def make(config: Config) -> Env:
     spec = EnvSpec(
         name="masked",
         observation=observation,
-        action=Continuous((2, 1), -1.0, 3.0) if config.continuous else Discrete(NUM_ACTIONS),
+        action=Continuous((2, 1), LOW, HIGH) if config.continuous else Discrete(NUM_ACTIONS),
         max_episode_steps=5,
     )
 
@@ -89,13 +90,32 @@ class Made(NamedTuple):
 
 
 @functools.cache
-def build(*overrides: str) -> Made:
+def build(*overrides: str, continuous: bool = False) -> Made:
     """From a command line."""
     node, _ = compose.compose_node(["logger=quiet", "network.hidden=[8]", "env=probe/action_reward", *overrides])
-    made = experiments.build(node | {"env": {"module": __name__}})
+    made = experiments.build(node | {"env": {"module": __name__, "continuous": continuous}})
     network = made.part("network").make(made.config.network, observation=made.spec.observation, dtype=jnp.float32)
     head = Head(network, NUM_ACTIONS, scale=1.0, dtype=jnp.float32)
     return Made(made, jax.jit(made.algorithm.init), jax.jit(made.algorithm.update), jax.jit(head.apply))
+
+
+def numbers(rows: Trajectory) -> Trajectory:
+    """The same rows with continuous actions."""
+    obs = {name: leaf for name, leaf in rows.obs.items() if name != "action_mask"}
+    action = jax.random.uniform(jax.random.key(0), (*rows.reward.shape, 2, 1), minval=LOW, maxval=HIGH)
+    return rows._replace(obs=obs, action=action)
+
+
+def mlp(xp: Any, params: Any, x: Any) -> Any:
+    """What a Head on the network of `build` says, written down; in the types of NumPy or JAX, whichever `xp` is."""
+    hidden, out = params["params"]["torso"]["Dense_0"], params["params"]["Dense_0"]
+    return xp.tanh(x @ hidden["kernel"] + hidden["bias"]) @ out["kernel"] + out["bias"]
+
+
+def flat(xp: Any, obs: Any) -> Any:
+    """What the network of `build` sees of observations."""
+    picture = obs["picture"].reshape(*obs["picture"].shape[:-2], 4).astype(obs["position"].dtype)
+    return xp.concatenate([picture, obs["position"]], axis=-1)
 
 
 def best(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
