@@ -79,6 +79,9 @@ class Config:
     source: Part
     hp: Hp
 
+    def __post_init__(self) -> None:
+        common.one_setting(self, num_updates="num_updates")
+
 
 class Policy(NamedTuple):
     """What actors need."""

@@ -28,7 +28,7 @@ WRONG = [
     (["env.params.gravty=1"], ["gravty", '"gravity"']),
     (["network.hiden=[64]"], ["network.hiden", '"hidden"']),
     # misspelt groups and options
-    (["algo=ppoo"], ["algo=ppoo", '"ppo"', "Allowed: dqn, ppo, pqn"]),
+    (["algo=ppoo"], ["algo=ppoo", '"ppo"', "Allowed: dqn, ppo, pqn, sac, td3"]),
     (["algoo=ppo"], ["algoo", '"algo"']),
     (["env=gymnax/cartpol"], ["env=gymnax/cartpol", '"gymnax/cartpole"']),
     (["env=cartpole"], ["env=cartpole", "gymnax/cartpole"]),
@@ -76,6 +76,8 @@ WRONG = [
     (["hardware.mesh.data=64", "shards=6", "algo.num_envs=96"], ["shards", "6", "64"]),
     (["env=gymnax/pendulum", "algo=dqn"], ["env", "continuous", "dqn"]),
     (["env=gymnax/pendulum", "algo=pqn"], ["env", "continuous", "pqn"]),
+    (["algo=td3"], ["env: CartPole-v1 has discrete actions; td3 needs continuous ones"]),
+    (["network=gru", "algo=sac"], ["network", "memory", "rlexp.algos.sac", "network=mlp"]),
     (["network=cnn"], ["network", "image"]),
     (["network=gru", "algo=dqn"], ["network", "memory", "rlexp.algos.dqn", "network=mlp"]),
     (["network=gru", "source=replay"], ["network", "replay", "memory", "network=mlp"]),

@@ -41,6 +41,7 @@ OPTIONS = sorted(
     for path in compose.CONF_DIR.rglob("*/*.yaml")
 )
 NEEDS = {
+    "algo=td3": ["env=gymnax/pendulum"],
     "network=cnn": ["env=gymnax/breakout"],  # an image
     "env=gymnax_class": ["env.name=a:B"],
     "env=gymnasium": ["env.id=CartPole-v1"],

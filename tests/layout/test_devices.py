@@ -22,6 +22,9 @@ ALGORITHMS = [
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
     pytest.param(("algo=dqn",), marks=pytest.mark.slow),
+    pytest.param(("algo=sac",), marks=pytest.mark.slow),
+    pytest.param(("algo=sac", "env=gymnax/pendulum"), marks=pytest.mark.slow),
+    pytest.param(("algo=td3", "env=gymnax/pendulum"), marks=pytest.mark.slow),
     pytest.param(("algo=dqn", "algo.source.selector=prioritised"), marks=pytest.mark.slow),
 ]
 
@@ -55,8 +58,8 @@ def test_one_and_four_devices_train_alike(overrides):
     one, _, _ = run_on(1, *SMALL, *overrides, num_updates=20)
     four, metrics, _ = run_on(4, *SMALL, *overrides, num_updates=20)
     assert difference(one.state.params, four.state.params) < 1e-5
-    timestep = (lambda d: d.rollout.timestep) if "algo=dqn" in overrides else (lambda d: d.timestep)
-    np.testing.assert_array_equal(timestep(one.data).obs, timestep(four.data).obs)
+    timesteps = [getattr(run.data, "rollout", run.data).timestep for run in (one, four)]
+    np.testing.assert_array_equal(timesteps[0].obs, timesteps[1].obs)
     assert metrics["train/return_mean"].count[0] > 0
 
 

@@ -54,6 +54,17 @@ def test_value_based_algorithms_solve_cartpole(overrides, tmp_path):
     assert returns.mean() >= 450
 
 
+@pytest.mark.parametrize("recipe", ["pendulum_sac", "pendulum_td3"])
+def test_critics_of_actions_swing_up_pendulum(recipe, tmp_path):
+    """In 50,000 steps. Published: -157 to -151."""
+    assert final_returns(tmp_path, f"experiment={recipe}", num_seeds=8).mean() >= -180
+
+
+def test_sac_with_discrete_actions_solves_cartpole(tmp_path):
+    """Published: 406."""
+    assert final_returns(tmp_path, "experiment=cartpole_sac", num_seeds=8).mean() >= 400
+
+
 def test_one_seed_on_four_devices_by_environments(tmp_path):
     """One member: the environments, not the members, are laid over the devices. In a process, as a user starts it."""
     command = rlexp_command("logger=quiet", "hardware.mesh.data=4", "hardware.emulate=true")

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from support import build
 
+from rlexp.algos.continuous import with_action
 from rlexp.config import load_module
 from rlexp.envs import probe
 from rlexp.networks.heads import Head
 from rlexp.training import program
 from rlexp.training.layout import layout_of
-from rlexp.types import TimeStep
+from rlexp.types import Discrete, TimeStep
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +23,37 @@ SETTINGS = {
     "dqn": ("algo.num_envs=16", "algo.num_steps=8", "algo.hp.lr=3e-3", "algo.anneal_lr=true", "algo.source.capacity=2048",
             "algo.source.prefill_env_steps=1024"),
 }  # fmt: skip
+# A temperature that adds next to nothing to a value, and updates enough in fewer steps.
+CRITICS = ("algo.num_envs=16", "algo.num_steps=8", "algo.num_updates=16", "algo.source.batch_size=64", "algo.hp.lr=3e-3",
+           "algo.hp.tau=0.05", "algo.anneal_lr=true", "algo.source.capacity=8192", "total_env_steps=16_384")  # fmt: skip
+SETTINGS |= {"sac": (*CRITICS, "algo.learn_alpha=false", "algo.hp.alpha=0.01"), "td3": CRITICS}
+CASES = [(algo, kind, False) for algo in ("ppo", "pqn", "dqn", "sac") for kind in probe.KINDS]
+CASES += [(algo, kind, True) for algo in ("sac", "td3") for kind in probe.KINDS]
 
 
-@pytest.mark.parametrize("kind", probe.KINDS)
-@pytest.mark.parametrize("algo", SETTINGS)
-def test_values_and_actions_are_found(algo, kind):
+def values(experiment, state, obs, action):
+    """What was learnt of the observations, with these actions where they are numbers."""
+    torso_of = load_module(experiment.modules["network"], "network").make
+
+    def says(spec, params, seen, size):
+        torso = torso_of(experiment.config.network, observation=spec.observation, dtype=jnp.float32)
+        return Head(torso, size, scale=1.0, dtype=jnp.float32).apply(params, seen)
+
+    spec, params = experiment.spec, state.params
+    if "critic" in params:  # of states
+        return says(spec, params["critic"], obs, 1)[:, 0]
+    params = params["critics"][0] if "critics" in params else params
+    if isinstance(spec.action, Discrete):
+        return says(spec, params, obs, spec.action.num_actions).max(-1)
+    return says(with_action(spec), params, {"observation": obs, "action": action}, 1)[:, 0]
+
+
+@pytest.mark.parametrize(("algo", "kind", "continuous"), CASES)
+def test_values_and_actions_are_found(algo, kind, continuous):
     overrides = [
         f"algo={algo}",
         f"env=probe/{kind}",
+        f"env.continuous={str(continuous).lower()}",
         f"algo.hp.gamma={GAMMA}",
         "total_env_steps=100_000",
         *SETTINGS[algo],
@@ -38,25 +62,14 @@ def test_values_and_actions_are_found(algo, kind):
     compiled = program.trace([experiment], layout_of([experiment])).compile()
     run, _ = compiled.chunk(compiled.init(), experiment.total_updates)
     state = jax.tree.map(lambda x: x[0], run.state)
-    torso = load_module(experiment.modules["network"], "network").make(
-        experiment.config.network, observation=experiment.spec.observation, dtype=jnp.float32
-    )
-    known = probe.expected(kind, GAMMA)
+    known = probe.expected(kind, GAMMA, continuous=continuous)
     obs = jnp.stack([jnp.asarray(k.obs, jnp.float32) for k in known])
-    if algo == "ppo":
-        value = Head(torso, 1, scale=1.0, dtype=jnp.float32).apply(state.params["critic"], obs)[:, 0]
-    else:
-        value = (
-            Head(torso, experiment.spec.action.num_actions, scale=1.0, dtype=jnp.float32)
-            .apply(state.params, obs)
-            .max(-1)
-        )
-    np.testing.assert_allclose(value, [k.value for k in known], atol=0.1)
     ones, no = jnp.ones(len(known)), jnp.zeros(len(known), bool)
     policy = experiment.algorithm.policy(state, False)
     action, _, _ = experiment.algorithm.act(policy, (), TimeStep(obs, ones, ones, no, no), jax.random.key(0))
+    np.testing.assert_allclose(values(experiment, state, obs, action), [k.value for k in known], atol=0.1)
     for got, wanted in zip(action, known, strict=True):
-        assert wanted.action is None or abs(float(got) - float(wanted.action)) < 0.1
+        assert wanted.action is None or abs(float(np.squeeze(got)) - float(wanted.action)) < 0.1
 
 
 @pytest.mark.parametrize("several", ["several_choices", "several_numbers"])

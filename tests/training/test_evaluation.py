@@ -15,6 +15,8 @@ LONG = {
     "ppo": ("algo=ppo", "env=gymnax/pendulum", "algo.num_steps=64", "total_env_steps=1024"),
     "pqn": ("algo=pqn", "env=gymnax/cartpole", "algo.hp.lr=3e-3", "total_env_steps=20_000"),
     "dqn": ("algo=dqn", "env=gymnax/cartpole", "total_env_steps=8000"),
+    "sac": ("algo=sac", "env=gymnax/pendulum", "total_env_steps=2048"),
+    "td3": ("algo=td3", "env=gymnax/pendulum", "total_env_steps=2048"),
 }
 COMMON = ("network.hidden=[32]", "eval.num_episodes=16", "eval.mode=sampled", "eval.every_env_steps=null")
 
