@@ -46,6 +46,7 @@ NEEDS = {
     "env=gymnax_class": ["env.name=a:B"],
     "env=gymnasium": ["env.id=CartPole-v1"],
     "source=replay": ["algo=dqn"],
+    "source=replay_50k": ["algo=sac"],
     "source=host": ["env=gymnasium/cartpole"],
 }
 
