@@ -30,7 +30,7 @@ def begun(continuous: bool, *overrides: str, **hp: float) -> Any:
 
 def sample(continuous: bool, num_rows: int = 2) -> Any:
     """Rows of which some start at an episode's last observation; some end truly, some are cut short."""
-    rows = jax.tree.map(lambda x: x[1:], toys.trajectory(1, num_rows + 1, B))
+    rows = toys.faint(jax.tree.map(lambda x: x[1:], toys.trajectory(1, num_rows + 1, B)))
     return toys.numbers(rows) if continuous else rows
 
 

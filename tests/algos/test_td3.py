@@ -26,7 +26,7 @@ def begun(**hp: float) -> Any:
 
 def sample() -> Any:
     """Windows of three transitions, of which some are none; some end truly, some are cut short."""
-    return toys.numbers(jax.tree.map(lambda x: x[1:], toys.trajectory(1, 5, B)))
+    return toys.numbers(toys.faint(jax.tree.map(lambda x: x[1:], toys.trajectory(1, 5, B))))
 
 
 def judged(xp: Any, params: Any, obs: Any, action: Any) -> Any:
