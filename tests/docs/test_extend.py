@@ -19,7 +19,7 @@ CONSOLE = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", P
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("user")
-    assert len(FILES) == 10
+    assert len(FILES) == 12
     for name, text in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
