@@ -82,13 +82,24 @@ def weigh(ring: Ring, at: Starts, weight: Float[Array, " K"]) -> Ring:
     return ring._replace(table=ring.table._replace(weight=sums.update(ring.table.weight, at.item, weight)))
 
 
-def draw(ring: Ring, key: Key, *, num_envs: int, shape: tuple[int, ...], length: int) -> Int[Array, "..."]:
+def num_starts(ring: Ring, *, num_envs: int, length: int, stride: int = 1) -> Int[Array, ""]:
+    """Windows of `length` rows that are held whole; see `draw`."""
+    return ((ring.size - jnp.int32(length)) // jnp.int32(stride) + jnp.int32(1)) * num_envs
+
+
+def draw(
+    ring: Ring, key: Key, *, num_envs: int, shape: tuple[int, ...], length: int, stride: int = 1
+) -> Int[Array, "..."]:
     """Items with which windows of `length` rows start, int32 of `shape`: uniform, with replacement.
 
     No window crosses the head, where the newest row meets the oldest. The ring must hold `length` rows.
+
+    Args:
+      stride: windows start at every so many rows, of those that a block begins with one; it divides the rows of a block.
     """
     row_key, env_key = jax.random.split(key)
-    age = jax.random.randint(row_key, shape, jnp.int32(0), ring.size - jnp.int32(length - 1))  # 0 is the oldest row
+    num = num_starts(ring, num_envs=1, length=length, stride=stride)
+    age = jax.random.randint(row_key, shape, jnp.int32(0), num) * jnp.int32(stride)  # 0 is the oldest row
     env = jax.random.randint(env_key, shape, 0, num_envs, jnp.int32)
     capacity = ring.table.sampled.size // num_envs
     return (ring.head - ring.size + age) % jnp.int32(capacity) * num_envs + env

@@ -14,6 +14,10 @@ equations. A window that was never drawn has the highest priority there was so f
 and the priorities of a batch come back through `feedback`, after all updates of a call. One that is negative or not finite is
 refused: the old one stays, and `replay/refused` counts it.
 
+A network with a memory: what acting remembered is kept at the first row of each rollout, and windows start there only, so that each
+comes with it as `Batch.memory` ("stored state": Kapturowski et al. 2019, R2D2). A window longer than a rollout overlaps with the next.
+Where it starts it need not start a transition, so with `selector=prioritised` each may be drawn.
+
 Each logical shard has a memory of its own, with its part of the capacity and of every batch. It draws from its own weights,
 so an item of a shard with small weights is drawn more often than from one memory; its importance says so.
 """
@@ -90,6 +94,7 @@ class Data(NamedTuple):
     ring: Ring  # rows [b, ...]
     key: Key
     priorities: Priorities | tuple[()]  # () where they are not asked for
+    memory: PyTree = ()  # what acting remembered at the first row of each rollout [rollouts * b, ...]; () without a memory
 
 
 def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
@@ -98,10 +103,6 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
     Raises:
       ConfigError: the sizes do not divide, or the memory cannot hold one sample.
     """
-    if jax.tree.leaves(jax.eval_shape(lambda: algorithm.carry(1))):
-        raise ConfigError(
-            "network: replay keeps no memory of a network beside its rows; take one without, such as network=mlp"
-        )
     capacity, num_prefills = _check(config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards)
     steps = rollout.make(
         rollout.Config(module=rollout.__name__),
@@ -115,15 +116,22 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
     shape = (num_updates, config.batch_size // num_shards)
     length = num_transitions + 1  # the last row supplies the observation after the last transition
     weighted, hp = config.selector == "prioritised", config.hp
+    memory_of = jax.eval_shape(lambda: algorithm.carry(num_envs))
+    remembers = bool(jax.tree.leaves(memory_of))
+    stride = num_steps if remembers else 1  # from one row that a window may start with to the next
 
     def collect(data: Data, policy: Any) -> tuple[Data, Metrics]:
         stepped, batch, metrics = steps.next(data.rollout, policy)
         ring = rings.add(data.ring, _rows(batch))
         if isinstance(data.priorities, Priorities):
             at = rings.starts(ring, num_envs=num_envs, num_rows=num_steps, length=length)
-            worth = ring.table.columns.valid[at.item] * data.priorities.highest
-            ring = rings.weigh(ring, at, worth)
-        return data._replace(rollout=stepped, ring=ring), metrics
+            starts = at.item // num_envs % stride == 0 if remembers else ring.table.columns.valid[at.item]
+            ring = rings.weigh(ring, at, starts.astype(jnp.float32) * data.priorities.highest)
+        where = data.ring.head // num_steps * num_envs
+        memory = jax.tree.map(
+            lambda kept, new: jax.lax.dynamic_update_slice_in_dim(kept, new[0], where, 0), data.memory, batch.memory
+        )
+        return data._replace(rollout=stepped, ring=ring, memory=memory), metrics
 
     def init(key: Key, policy: Any) -> Data:
         rollout_key, sample_key = jax.random.split(key)
@@ -132,16 +140,18 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         ring = rings.init(structs, capacity=capacity, weighted=weighted)
         zero = jnp.zeros((), jnp.float32)
         priorities = Priorities(zero + 1.0, zero, jnp.zeros((), jnp.int32)) if weighted else ()
-        data = Data(first, ring, sample_key, priorities)
+        num_rollouts = capacity // num_steps
+        memory = jax.tree.map(lambda s: jnp.zeros((num_rollouts * num_envs, *s.shape[1:]), s.dtype), memory_of)
+        data = Data(first, ring, sample_key, priorities, memory)
         return jax.lax.fori_loop(0, num_prefills, lambda _, data: collect(data, policy)[0], data)
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         key, draw_key = jax.random.split(data.key)
         data, metrics = collect(data._replace(key=key), policy)
-        item = rings.draw(data.ring, draw_key, num_envs=num_envs, shape=shape, length=length)
+        item = rings.draw(data.ring, draw_key, num_envs=num_envs, shape=shape, length=length, stride=stride)
         weight, ids = jnp.ones(shape, jnp.float32), ()
         if isinstance(data.priorities, Priorities):
-            num_items = ((data.ring.size - jnp.int32(length - 1)) * num_envs).astype(jnp.float32)
+            num_items = rings.num_starts(data.ring, num_envs=num_envs, length=length, stride=stride).astype(jnp.float32)
             otherwise = Draws(item, jnp.broadcast_to(1.0 / num_items, shape))
             drawn = selectors.prioritised(_weights(data.ring), jax.random.fold_in(draw_key, _DRAW), otherwise=otherwise)
             progress = data.priorities.calls.astype(jnp.float32) * (each * num_shards) / hp.importance_env_steps
@@ -153,7 +163,9 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         ring = data.ring._replace(table=table.mark(data.ring.table, item))
         windows = rings.read(ring, item, num_envs=num_envs, length=length)  # [length, U, B, ...]
         trajectory = jax.tree.map(lambda x: x.swapaxes(0, 1), windows)
-        return data._replace(ring=ring), Batch(trajectory, weight, ids), metrics
+        rollout_of = item // (num_steps * num_envs) * num_envs + item % num_envs
+        memory = jax.tree.map(lambda kept: kept.at[rollout_of].get(mode="promise_in_bounds"), data.memory)
+        return data._replace(ring=ring), Batch(trajectory, weight, ids, memory), metrics
 
     def feedback(data: Data, ids: Any, priority: Any) -> Data:
         told = sums.sound(priority)

@@ -80,7 +80,6 @@ WRONG = [
     (["network=gru", "algo=sac"], ["network", "memory", "rlexp.algos.sac", "network=mlp"]),
     (["network=cnn"], ["network", "image"]),
     (["network=gru", "algo=dqn"], ["network", "memory", "rlexp.algos.dqn", "network=mlp"]),
-    (["network=gru", "source=replay"], ["network", "replay", "memory", "network=mlp"]),
     (["network=lstm", "algo.num_minibatches=3"], ["algo.num_minibatches", "3", "4 environments", "fits is 2"]),
     # modules of the user's own
     (["env.module=no.such.module"], ["env.module", "no.such.module"]),

@@ -24,7 +24,7 @@ def source(hp: Hp = Hp(priority_exponent=0.5, importance_env_steps=120.0), **cha
     return replay.make(
         replay.Config(module="rlexp.sources.replay", **values | dict(selector="prioritised", hp=hp) | changes),
         env=numbered(),
-        algorithm=marking(counts=False),  # a replay keeps no memory of a network
+        algorithm=marking(counts=False),
         num_envs=B,
         num_steps=T,
         num_shards=1,

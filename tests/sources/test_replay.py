@@ -19,13 +19,15 @@ from rlexp.training.layout import Layout, collect, init_shards
 B, T = 3, 4  # environments and steps of a rollout
 
 
-def source(*, num_envs: int = B, num_steps: int = T, num_shards: int = 1, **changes: Any) -> Source:
-    """The sizes in `changes` are global, num_envs is of one shard."""
+def source(
+    *, num_envs: int = B, num_steps: int = T, num_shards: int = 1, remembers: bool = False, **changes: Any
+) -> Source:
+    """The sizes in `changes` are global, num_envs is of one shard. An algorithm that remembers counts its acts."""
     values = dict(capacity=36, batch_size=32, num_updates=2, sequence_length=3, prefill_env_steps=0) | changes
     return replay.make(
         replay.Config(module="rlexp.sources.replay", **values),
         env=numbered(),
-        algorithm=marking(counts=False),  # a replay keeps no memory of a network
+        algorithm=marking(counts=remembers),
         num_envs=num_envs,
         num_steps=num_steps,
         num_shards=num_shards,
@@ -154,9 +156,32 @@ def test_members_of_a_pack_get_what_they_would_alone():
 
 
 @pytest.mark.parametrize("selector", ["uniform", "prioritised"])
-def test_a_step_writes_into_the_memory_and_does_not_copy_it(selector):
+def test_windows_begin_where_what_was_remembered_is_kept_and_come_with_it(selector):
+    """With rollouts of 4 rows and windows of 7. The carry of the algorithm is the number of its acts in that environment."""
+    _, batches = call(9, remembers=True, selector=selector, sequence_length=6, prefill_env_steps=13, num_updates=16)
+    for i, batch in enumerate(batches):
+        check_rows(windows(batch))
+        np.testing.assert_array_equal(batch.memory, batch.trajectory.extras["act"][:, 0])
+        total = T * (i + 3)  # two rollouts are of the prefill
+        starts = np.unique(batch.memory)
+        np.testing.assert_array_equal(starts, np.arange(max(0, total - 12), total - 6, T))
+        assert len(np.unique(windows(batch).obs[0, :, 0])) == B
+    assert any(
+        (batch.trajectory.valid[:, 0] == 0).any() for batch in batches
+    )  # a window need not start with a transition
+
+
+def test_importance_counts_the_windows_that_may_be_drawn():
+    """All of them are alike: so the importance of each is 1, before it is normalised."""
+    _, batches = call(9, remembers=True, selector="prioritised", sequence_length=6, prefill_env_steps=13)
+    for batch in batches:
+        np.testing.assert_allclose(batch.weight, 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("selector", "remembers"), [("uniform", False), ("prioritised", True)])
+def test_a_step_writes_into_the_memory_and_does_not_copy_it(selector, remembers):
     """The donated memory stays where it is, in a pack too: what a step costs does not grow with the capacity."""
-    made = source(capacity=12 * 1009, selector=selector)
+    made = source(capacity=12 * 1009, selector=selector, remembers=remembers)
     policy = jnp.zeros((), jnp.int32)
 
     def steps(data: Any) -> tuple[Any, Any]:
