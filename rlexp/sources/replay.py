@@ -14,9 +14,9 @@ equations. A window that was never drawn has the highest priority there was so f
 and the priorities of a batch come back through `feedback`, after all updates of a call. One that is negative or not finite is
 refused: the old one stays, and `replay/refused` counts it.
 
-A network with a memory: what acting remembered is kept at the first row of each rollout, and windows start there only, so that each
-comes with it as `Batch.memory` ("stored state": Kapturowski et al. 2019, R2D2). A window longer than a rollout overlaps with the next.
-Where it starts it need not start a transition, so with `selector=prioritised` each may be drawn.
+A network with a memory: what acting remembered is kept at the first row of each rollout, and windows start there only, so
+that each comes with it as `Batch.memory` ("stored state": Kapturowski et al. 2019, R2D2). A window longer than a rollout
+overlaps with the next. It need not start with a transition, so with `selector=prioritised` each may be drawn.
 
 Each logical shard has a memory of its own, with its part of the capacity and of every batch. It draws from its own weights,
 so an item of a shard with small weights is drawn more often than from one memory; its importance says so.
