@@ -27,6 +27,7 @@ from rlexp.training.layout import Layout, layout_of, over_members
 from rlexp.training.members import Member
 from rlexp.training.metrics import mean
 from rlexp.training.program import Program, Run, Traced, collect_once, learn_once
+from rlexp.training.saves import with_memory
 from rlexp.types import Batch, PyTree, Settings
 
 _REPETITIONS = 5
@@ -81,7 +82,7 @@ def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path
     checkpoint, what, where = lead.part("checkpoint"), lead.config.checkpoint.restore, store.checkpoints(resume_dir)
     if what == "all":
         found = checkpoint.restore(where, traced.abstract_run, warn=warnings.warn, settings=traced.settings())
-        return (found.run, found.update) if found else (compiled.init(), None)
+        return (with_memory(found, traced), found.update) if found else (compiled.init(), None)
     found = checkpoint.restore_into(where, compiled.init(), what=what, warn=warnings.warn)
     return (found.run if found else compiled.init()), None
 

@@ -37,6 +37,9 @@ class Source(NamedTuple):
         0  # that one next() takes; 0: it has no environments, as a data set, and updates are counted
     )
     prefill_env_steps: int = 0  # that init takes
+    # (key, policy, how often next was called): Data anew, in the middle of a run. Where there is this, Data are a memory, and
+    # checkpoint.replay=false leaves them out.
+    refill: Callable[[Key, Any, Any], Data] | None = None
     # Of the leaves of Data: one for all, or a tree of them that is the upper part of Data's.
     places: PyTree = Place.SHARD
     shared: PyTree = ()  # as Env.shared: the module is asked again by `make(config, …, shared=those arrays)`
@@ -58,6 +61,7 @@ class HostSource(NamedTuple):
     shapes: Callable[[Any], tuple[Data, Batch, Metrics]]  # (policy) -> jax.ShapeDtypeStructs of what next() gives
     env_steps_per_update: int = 0
     prefill_env_steps: int = 0
+    refill: Callable[[Key, Any, Any], Data] | None = None  # as a Source's
 
 
 def is_host(module: ModuleType) -> bool:

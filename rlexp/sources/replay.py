@@ -145,6 +145,12 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         data = Data(first, ring, sample_key, priorities, memory)
         return jax.lax.fori_loop(0, num_prefills, lambda _, data: collect(data, policy)[0], data)
 
+    def refill(key: Key, policy: Any, num_calls: Any) -> Data:
+        data = init(key, policy)
+        if isinstance(data.priorities, Priorities):  # importance goes on where it was
+            data = data._replace(priorities=data.priorities._replace(calls=num_calls))
+        return data
+
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         key, draw_key = jax.random.split(data.key)
         data, metrics = collect(data._replace(key=key), policy)
@@ -179,7 +185,9 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         return data._replace(ring=ring, priorities=before._replace(highest=highest, refused=refused))
 
     each = steps.env_steps_per_update
-    made = Source(init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=num_prefills * each)
+    made = Source(
+        init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=num_prefills * each, refill=refill
+    )
     return made._replace(feedback=feedback, finish=_normalised) if weighted else made
 
 

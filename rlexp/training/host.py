@@ -26,7 +26,7 @@ from rlexp.sources.base import Place, no_feedback
 from rlexp.sources.rollout import clip_action
 from rlexp.training.evaluate import Episodes
 from rlexp.training.layout import Layout, run_shardings
-from rlexp.training.parts import Program, Run, Traced, evaluation_key, learn_from, member_data, train_keys
+from rlexp.training.parts import Program, Run, Traced, evaluation_key, learn_from, member_data, refill_key, train_keys
 from rlexp.types import Batch, Key, Metrics, PyTree, Settings, TimeStep, Trajectory
 
 
@@ -166,11 +166,18 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             policy = jax.device_put(judged(state), actor)
             return _alone(play.episodes(policy, evaluation_key(member.config.seed, update)))
 
+        def refill(run: Run, update: int) -> Run:
+            source, key = member.source_of(member.settings), refill_key(seeds[0], update)
+            assert source.refill is not None
+            data = source.refill(jax.device_put(key, actor), jax.device_put(explorer(run.state), actor), update)
+            source.close()  # what trains opens its own
+            return run._replace(data=place(data))
+
         def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
             play = Player(member.env_of(member.settings), algorithm, config.eval.num_episodes)
             return lambda state, settings, update: evaluate(play, state, update)
 
-        return Traced(abstract_run, settings_now, compile_all, compile_evaluate, lower_learn, of)
+        return Traced(abstract_run, settings_now, compile_all, compile_evaluate, lower_learn, refill, of)
 
     return of(experiments)
 

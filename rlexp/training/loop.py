@@ -24,7 +24,7 @@ from rlexp.training.layout import layout_of
 from rlexp.training.members import Member, Pack, start_of
 from rlexp.training.metrics import Chunk
 from rlexp.training.parts import FORGOTTEN
-from rlexp.training.saves import Resume, Saves, restore, take_learnt
+from rlexp.training.saves import Resume, Saves, restore, take_learnt, with_memory
 
 
 class Diverged(RuntimeError):
@@ -89,7 +89,10 @@ def train_pack(
             pack.progress.begin(
                 f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps"
             )
-            run = restored.run if restored else take_learnt(resume, lead, compiled.init(), pack.progress.warn)
+            if restored:
+                run = with_memory(restored, traced)
+            else:
+                run = take_learnt(resume, lead, compiled.init(), pack.progress.warn)
             del restored
             changes = [hook.change and program.changed_by(hook.change, traced, config.seed) for hook in hooks]
 

@@ -40,6 +40,8 @@ class Traced(NamedTuple):
     # evaluates with: with other shapes, or constants for arguments, XLA rounds differently, and episodes end elsewhere.
     compile_evaluate: Callable[[], Callable[[PyTree, Settings, int], Episodes]]
     lower_chunk: Callable[[], jax.stages.Lowered]  # needs no devices: the mesh may be one that is only described
+    # (run, update) -> run with data anew, from the policy as it is: for one that was saved without its memory.
+    refill: Callable[[Run, int], Run]
     # The same for as many other members, which differ in data only: they are compiled once for all.
     with_members: Callable[[Sequence[Experiment]], "Traced"]
 
@@ -48,7 +50,7 @@ class Traced(NamedTuple):
 FORGOTTEN = "the environments run on the host, and their own state is not kept: they begin new episodes"
 
 # Streams of a seed: a new one never reshuffles the others.
-TRAIN, EVALUATE, BETWEEN = 0, 1, 2
+TRAIN, EVALUATE, BETWEEN, REFILL = 0, 1, 2, 3
 
 
 def train_keys(seed: Any) -> tuple[Key, Key]:
@@ -60,6 +62,11 @@ def train_keys(seed: Any) -> tuple[Key, Key]:
 def evaluation_key(seed: Any, update: Any) -> Key:
     """The evaluation after so many updates plays the same episodes in training, after a resume, and under run=eval."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EVALUATE), update)
+
+
+def refill_key(seed: Any, update: Any) -> Key:
+    """Of a source's data that begin anew after so many updates."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), REFILL), update)
 
 
 def learn_from(experiment: Experiment, state: PyTree, batch: Batch) -> tuple[PyTree, Update]:

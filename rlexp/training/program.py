@@ -27,6 +27,7 @@ from rlexp.training.parts import (
     evaluation_key,
     learn_from,
     member_data,
+    refill_key,
     stacked_settings,
     train_keys,
 )
@@ -103,6 +104,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         env, num_episodes = lead.env_of(settings, shared), lead.config.eval.num_episodes
         return evaluate(env, lead.algorithm, policy, evaluation_key(seed, update), num_episodes=num_episodes)
 
+    def refill_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array, shared: Shared) -> PyTree:
+        source, policy = lead.source_of(settings, shared), lead.algorithm.policy(state, True)
+        assert source.refill is not None
+        again = source._replace(init=lambda key, policy: source.refill(key, policy, update))
+        return init_shards(layout, again)(refill_key(seed, update), policy)
+
     # What is closed over here is one for all members.
 
     def init_all(seeds: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> Run:
@@ -116,6 +123,9 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array, shared: Shared
     ) -> Episodes:
         return over_members(layout, lambda s, t, k: evaluate_one(s, t, k, update, shared))(state, settings, seeds)
+
+    def refill_all(state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array, shared: Shared) -> PyTree:
+        return over_members(layout, lambda s, t, k: refill_one(s, t, k, update, shared))(state, settings, seeds)
 
     shapes = jax.eval_shape(init_all, *member_data(experiments), lead.shared)
     shardings = run_shardings(layout, shapes, lead.source_of(lead.settings).places)
@@ -171,6 +181,11 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             shared = placed_shared()
             return lambda state, settings, update: play(state, settings, seeds, np.int32(update), shared)
 
-        return Traced(abstract_run, settings, compile_all, compile_evaluate, lower_chunk, of)
+        def refill(run: Run, update: int) -> Run:
+            seeds, *_ = jax.device_put(member_data(members), per_member)
+            fill = jax.jit(refill_all, out_shardings=shardings.data)
+            return run._replace(data=fill(run.state, run.settings, seeds, np.int32(update), placed_shared()))
+
+        return Traced(abstract_run, settings, compile_all, compile_evaluate, lower_chunk, refill, of)
 
     return of(experiments)

@@ -33,7 +33,17 @@ def restore(resume: Resume | None, lead: Experiment, traced: Traced, warn: Calla
         return None
     where, settings = store.checkpoints(resume.dir), traced.settings()
     found = lead.part("checkpoint").restore(where, traced.abstract_run, warn=warn, settings=settings)
+    if found and not found.meta.get("replay", True):
+        warn(
+            "the memory was not saved (checkpoint.replay=false): the policy as it is now fills it anew, with "
+            f"{lead.prefill_env_steps:,} environment steps that do not count; from here it is not the undisturbed run"
+        )
     return found and found._replace(run=_with_total(found.run, lead))
+
+
+def with_memory(restored: Any, traced: Traced) -> Run:
+    """The Run of a checkpoint, with its memory filled anew where that was not saved."""
+    return restored.run if restored.meta.get("replay", True) else traced.refill(restored.run, restored.update)
 
 
 def take_learnt(resume: Resume | None, lead: Experiment, run: Run, warn: Callable[[str], None]) -> Run:
@@ -68,6 +78,7 @@ class Saves:
         self._abstract_part = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), traced.abstract_run
         )
+        self._with_data = self._config.replay or pack.lead.source_of(pack.lead.settings).refill is None
         self._num_devices = jax.tree.leaves(traced.abstract_run)[0].sharding.num_devices
         self._fingerprints = [
             {"run_id": run_id, "fingerprint": resume_fingerprint(e.config, e.modules, e.num_shards)}
@@ -99,7 +110,7 @@ class Saves:
             except OSError as error:
                 self.drop(i, error)
         known = [x for x in self._pack.objectives if x is not None]
-        self._writer.save(update, run, self._meta(update), float(np.mean(known)) if known else None)
+        self._writer.save(update, self._kept(run), self._meta(update), float(np.mean(known)) if known else None)
         self.update, self._saved = update, time.perf_counter()
 
     def drop(self, i: int, error: Exception) -> None:
@@ -119,7 +130,7 @@ class Saves:
     def let_leave(self, how: Mapping[int, Leave], update: int, run: Run) -> None:
         """Takes members out that have not failed, as they are now."""
         pack = self._pack
-        whole = _on_host(run) if how and not pack.alone else run
+        whole = _on_host(self._kept(run)) if how and not pack.alone else run
         for i in sorted(how.keys() & set(pack.going())):
             pack.end(i, how[i], pack.lead.env_steps(update))
             if not pack.alone:
@@ -128,7 +139,8 @@ class Saves:
     def split(self, update: int, run: Run) -> None:
         """At the end: those that are trained still get their parts."""
         if self._directory != self._pack.members[0].dir and self._config.enabled:
-            whole = _on_host(run)  # once: each slice of what is spread over devices would be a program of its own
+            # Once: each slice of what is spread over devices would be a program of its own.
+            whole = _on_host(self._kept(run))
             for i in self._pack.going():
                 self._put_part(i, update, whole)
 
@@ -154,11 +166,16 @@ class Saves:
             "num_lines": self._pack.num_lines,
             "total_updates": lead.total_updates,
             "num_shards": lead.num_shards,
+            "replay": self._with_data,
             "members": self._fingerprints,
             "failed": self._pack.failed,
             "ended": self._pack.ended,
             "pack_devices": self._num_devices,
         }
+
+    def _kept(self, run: Run) -> Run:
+        """What of a Run is saved."""
+        return run if self._with_data else run._replace(data=())
 
     def _folder(self, i: int) -> Any:
         """Where a member's own checkpoints lie."""

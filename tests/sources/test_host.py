@@ -197,6 +197,24 @@ def test_a_resumed_run_says_what_it_has_not(trained):
     assert go_on.summary["resumed_from"] == 256 and go_on.summary["env_steps"] == 384
 
 
+def test_a_memory_on_the_host_can_be_filled_anew():
+    """Where a source says how; the policy that does it acts on one device."""
+    heard = []
+
+    def of(*args, **kwargs):
+        made = made_by(*args, **kwargs)
+        return made._replace(refill=lambda key, policy, calls: heard.append(calls) or made.init(key, policy))
+
+    lead = toy()
+    made_by = lead.source_of
+    traced = program.trace([lead._replace(source_of=of)], layout_of([lead]))
+    run = traced.compile().init()
+    filled, again = traced.refill(run._replace(data=()), 7), traced.refill(run, 8)
+    assert heard == [7, 8]
+    keys = [jax.random.key_data(x.data.key).tolist() for x in (run, filled, again)]
+    assert len(set(map(str, keys))) == 3
+
+
 def test_any_number_of_devices():
     """The same environments and actions on one and on four devices, whatever the shards; the learning is equal but for rounding."""
     found = {}

@@ -35,15 +35,21 @@ def restore(directory: AnyPath, abstract_run: Any, *, warn: Warn, settings: PyTr
         need not lie on as many devices as the Run that was saved.
       settings: Run.settings where it was saved before there were any, or some of them.
 
+    Returns:
+      A Run whose data are () where they were left out: meta["replay"] is False.
+
     Raises:
       ConfigError: all checkpoints are damaged, or the Run has another structure than the saved one.
     """
     found = _newest(directory, ("run", "meta"), warn)
     if found is None:
         return None
+    meta = found.meta()
+    if not meta.get("replay", True):
+        abstract_run = abstract_run._replace(data=())
     asked, today = older.layout(saved_leaves(found.step), abstract_run, settings)
     run = today(_read(found, (), asked))
-    return Restored(int(found.step.name), run, found.meta())
+    return Restored(int(found.step.name), run, meta)
 
 
 def restore_state(directory: AnyPath, abstract_state: PyTree, *, warn: Warn) -> Restored | None:

@@ -24,3 +24,5 @@ class Config:
     """How many of the checkpoints with the highest evaluation return are kept besides."""
     restore: What
     """all goes on bit for bit; learner takes parameters, normaliser and optimiser; params leaves the optimiser out."""
+    replay: Flag = True
+    """False leaves a replay's memory and its environments out, which may be gigabytes: a resumed run fills it anew."""
