@@ -23,7 +23,7 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from rlexp import kinds
 from rlexp.config import ConfigError, nearest
-from rlexp.hydra_internals import Callbacks
+from rlexp.hydra_internals import Callbacks, failures_untold
 from rlexp.storage import store
 from rlexp.storage.rundir import new_id
 
@@ -173,7 +173,7 @@ def run(given: Composed, run_dir: Path, task: Callable[[DictConfig], Any], *, qu
             failure.append(error)
             raise
 
-    with one_line(), writing(Path(run_dir, ".hydra")):  # or a handler in hydra.job_logging is none
+    with failures_untold(), one_line(), writing(Path(run_dir, ".hydra")):  # or a handler in hydra.job_logging is none
         callbacks = Callbacks(config)
         callbacks.on_run_start(config=config, config_name="config")
         returned = run_job(
@@ -184,7 +184,8 @@ def run(given: Composed, run_dir: Path, task: Callable[[DictConfig], Any], *, qu
             job_subdir_key=None,
             configure_logging=not quiet,
         )
-    callbacks.on_run_end(config=config, config_name="config", job_return=returned)
+    with failures_untold():
+        callbacks.on_run_end(config=config, config_name="config", job_return=returned)
     if failure:
         raise failure[0]
 
@@ -202,7 +203,7 @@ def writing(directory: Path) -> Iterator[None]:
 
 def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
     """Has Hydra's sweeper make jobs, and its launcher run them. Raises ConfigError, and what the jobs raise."""
-    with hydra() as app:
+    with hydra() as app, failures_untold():
         with one_line():
             config = told_in_one_line(
                 lambda o: app.compose_config("config", [*o, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN), overrides

@@ -6,10 +6,12 @@ version of Hydra is tried there before pyproject.toml lets it in.
   Callbacks          a composed configuration is run here, by Hydra's `run_job`; its callbacks are called by Hydra's own main alone
   get_args_parser    `python -m rlexp` takes what any application of Hydra's takes; `hydra.main` would exit the process
   BasicSweeper       of sweepers only the abstract one is public; ours is Hydra's own grid, with batches that hear of results
+  failures_untold    a failed job's result cannot be asked for without a line of Hydra's on stderr, which ours is beside
   the loader         composing a job over that of another with the same settings, in milliseconds (`rlexp.sweep.compositions`)
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from hydra._internal.callbacks import Callbacks as Callbacks
 from hydra._internal.utils import create_config_search_path
 from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
@@ -40,6 +43,24 @@ def grid(overrides: Sequence[Override]) -> list[list[str]]:
 
     (jobs,) = BasicSweeper.split_arguments(list(overrides), None)
     return [list(job) for job in jobs]
+
+
+@contextlib.contextmanager
+def failures_untold() -> Iterator[None]:
+    """While this holds, whoever asks for a failed job's result is raised what the job raised, and no more: Hydra's sweepers,
+    launchers, callbacks and our own code. `rlexp.endings` says it, once."""
+    hydras = vars(JobReturn)["return_value"]
+
+    def result(returned: JobReturn) -> Any:
+        if returned.status == JobStatus.FAILED:
+            raise returned._return_value
+        return hydras.fget(returned)
+
+    JobReturn.return_value = property(result, hydras.fset)
+    try:
+        yield
+    finally:
+        JobReturn.return_value = hydras
 
 
 def apply_values(overrides: Sequence[Override], config: DictConfig) -> None:

@@ -83,3 +83,31 @@ def test_what_wandb_says_of_its_own_log(capfd, monkeypatch):
     finally:
         logger.removeHandler(handler)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "hydras",
+    [
+        (),
+        ("hydra.launcher.pack=off",),
+        ("hydra/launcher=basic",),
+        ("hydra/sweeper=basic",),
+        ("hydra/sweeper=basic", "hydra/launcher=basic"),
+    ],
+)
+def test_hydras_own_report_of_a_failed_job_is_never_beside_ours(tmp_path, monkeypatch, capfd, hydras):
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    for module in (compose, hydra_jobs):  # Hydra's log would keep the streams of this test
+        monkeypatch.setattr(module, "configure_log", lambda *_: None)
+    monkeypatch.setattr("rlexp.sweep.packs.Programs.of", fails)
+    monkeypatch.setattr("rlexp.session.train_pack", fails)
+    line = ["-m", f"hydra.sweep.dir={tmp_path}/sweep", *SMALL, *QUIET, "seed=1,2", *hydras]
+    monkeypatch.setattr(sys, "argv", ["rlexp", *line, "hydra/job_logging=disabled", "hydra/hydra_logging=disabled"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capfd.readouterr().err.splitlines()
+    assert end.value.code == 1 and len(said) == 1, said
+    assert said[0].startswith("rlexp: ") and "No space left on device" in said[0]
