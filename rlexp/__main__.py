@@ -51,7 +51,7 @@ def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
         for path, name in code.items():
             if name not in known:  # told before it is imported
                 endings.say(
-                    f"rlexp: {path}: imports {name!r}, which {resume_dir / 'overrides.yaml'} names and this command does not"
+                    f"{path}: imports {name!r}, which {resume_dir / 'overrides.yaml'} names and this command does not"
                 )
     config, modules = parse(composed.node, Config)
     node, directory = as_read(composed.node, config), composed.run_dir
@@ -146,7 +146,7 @@ def main() -> None:
                 command, experiment = validate(overrides)
             run_dir = command.run_dir
             for line in compose.doubled(overrides):
-                endings.say(f"rlexp: {line}")
+                endings.say(line)
             (submit if experiment.part("launcher").SUBMITS else run)(command, experiment)
     except (Detached, Rehearsed):
         pass

@@ -8,6 +8,7 @@ who typed the command.
 
 import contextlib
 import os
+import re
 import sys
 import sysconfig
 import tempfile
@@ -31,7 +32,7 @@ def told(error: BaseException, *, run_dir: Path | None = None, program: str = "r
       run_dir: takes the traceback of an exception that nobody foresaw; without it, that goes to the system's temporary files.
     """
     text, code = words(error, run_dir=run_dir)
-    say(f"{program}: {text}")
+    say(text, program=program)
     return code
 
 
@@ -59,9 +60,10 @@ def preparing() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
-def say(text: str) -> None:
+def say(text: str, *, program: str = "rlexp") -> None:
     """One line on stderr, whatever the text holds. Nobody may be there to read it."""
-    line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
+    parts = (part.strip(" \t") for part in re.split(r"[\r\n]+", text))
+    line = f"{program}: {'; '.join(part for part in parts if part)}"
     line = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
     if len(line) > _LONGEST:
         line = line[:_LONGEST] + " …"

@@ -78,7 +78,7 @@ def _go_on(manifest: Manifest, directory: Path) -> None:
     again = [x for x in command if override_key(x) not in (where, "resume", "launcher.detach")]
     again += [quoted(where, str(directory)), *([] if many else ["resume=auto"])]
     # All of this stands in the sweep's directory, and not in the command that was typed: who made that directory says what runs.
-    endings.say(f"rlexp.sweep: goes on in {cwd!r} with: python -m rlexp {shlex.join(again)}")
+    endings.say(f"goes on in {cwd!r} with: python -m rlexp {shlex.join(again)}", program="rlexp.sweep")
     with endings.preparing():
         os.chdir(cwd)
     sys.stdout.flush()
@@ -105,7 +105,7 @@ def _cancel(manifest: Manifest, directory: Path) -> int:
             time.sleep(0.2)
     name = _known(manifest, "launcher")
     if not is_ours(name):
-        endings.say(f"rlexp.sweep: imports {name!r}, which {manifest.path} names")
+        endings.say(f"imports {name!r}, which {manifest.path} names", program="rlexp.sweep")
     launcher = load_module(name, "launcher")
     troubles = []
     for step in (lambda: launcher.cancel(manifest), lambda: worker.fold_all(directory, manifest)):

@@ -36,6 +36,7 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["algo.module=null"]), ["algo", "module"]),
     (Line(["~algo"]), ["algo", "module"]),
     *[(Line([f"{group}=null"]), [f"{group}: null", "choice"]) for group in sorted(compose._groups())],
+    *[(Line([blank]), ["cannot be read as key=value"]) for blank in ("\u2028", "\n", "\x85")],  # ends of lines, to some
     (Line(["env=3"]), ["env: 3", "gymnax/cartpole"]),
     (Line(["algo="]), ["algo: ''", "dqn, ppo, pqn"]),
     (Line(["algo=[null]"]), ["algo: [null]", "dqn, ppo, pqn"]),
