@@ -100,7 +100,7 @@ def draw(
     row_key, env_key = jax.random.split(key)
     num = num_starts(ring, num_envs=1, length=length, stride=stride)
     age = jax.random.randint(row_key, shape, jnp.int32(0), num) * jnp.int32(stride)  # 0 is the oldest row
-    env = jax.random.randint(env_key, shape, 0, num_envs, jnp.int32)
+    env = jax.random.randint(env_key, shape, 0, num_envs, jnp.int32) if num_envs > 1 else jnp.int32(0)
     capacity = ring.table.sampled.size // num_envs
     return (ring.head - ring.size + age) % jnp.int32(capacity) * num_envs + env
 
