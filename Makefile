@@ -16,13 +16,16 @@ LIBTPU := .libtpu
 HYDRA14 := .hydra14
 HYDRA14_VERSION := 1.4.0rc3
 HYDRA14_OMEGACONF := 2.4.1rc1
+# A Reverb server, which runs on Python 3.11 only, and TensorFlow's of that time.
+REVERB := .reverb
+REVERB_PYTHON ?= python3.11
 # The stacks of a test that hangs are printed shortly before its timeout kills its process.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 # Half of the tests' time is compiling programs that then run for a moment. The slow ones run what users run.
 COMPILED_QUICKLY = XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 
 .DEFAULT_GOAL := help
-.PHONY: reference help setup libtpu train test test-hydra14 test-slow test-all check fmt bench pins clean FORCE
+.PHONY: reference help setup libtpu reverb train test test-hydra14 test-reverb test-slow test-all check fmt bench pins clean FORCE
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +34,8 @@ help:  ## List the targets
 setup: $(STAMP)  ## Make .venv with the pinned versions; EXTRAS=dev,envs,gpu adds the gpu extra
 
 libtpu: $(LIBTPU)/.stamp  ## Fetch the TPU compiler, 700 MB, which tests of run=plan and `make bench` use
+
+reverb: $(REVERB)/.stamp  ## Make .reverb with a Reverb server, 2 GB, which test-reverb and `make bench` use; needs Python 3.11
 
 train: $(STAMP)  ## Train: make train ARGS="algo=ppo seed=1"
 	@$(PY) -m rlexp $(ARGS)
@@ -43,6 +48,10 @@ test: $(STAMP) $(LIBTPU)/.stamp  ## Every correctness test, in parallel, on the 
 test-hydra14: $(STAMP) $(HYDRA14)/.stamp  ## The tests of sweeps, on Hydra 1.4
 	$(COMPILED_QUICKLY) RLEXP_HYDRA=$(HYDRA14_VERSION) PYTHONPATH=$(CURDIR)/$(HYDRA14) $(PYTEST) -o faulthandler_timeout=880 \
 	    -m "not slow or hydra14" -k "not in_a_browser" --ignore tests/sweep/test_conformance.py tests/sweep $(ARGS)
+
+# Too heavy for every push: by hand, when replay has changed, and before a release.
+test-reverb: $(STAMP) $(REVERB)/.stamp  ## Replay against a real Reverb server
+	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=880 tests/replay/test_against_reverb.py $(ARGS)
 
 # With nothing named, one share of them: see tests/rotation.py.
 test-slow: $(STAMP) $(LIBTPU)/.stamp  ## Of the learning bars and whatever else takes long, today's share, or what ARGS names
@@ -72,7 +81,7 @@ pins:  ## Resolve constraints.txt anew; needs python3.11 and python3.12, or PINS
 	.ci/pins $(or $(PINS),python3.11 python3.12)
 
 clean:  ## Remove .venv, builds and caches; runs in outputs/ and multirun/ stay
-	rm -rf $(VENV) .venv-* $(LIBTPU) $(HYDRA14) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
+	rm -rf $(VENV) .venv-* $(LIBTPU) $(HYDRA14) $(REVERB) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Other extras than last time, named on the command line, are installed even if nothing else has changed.
@@ -98,4 +107,10 @@ $(HYDRA14)/.stamp: Makefile | $(STAMP)
 	rm -rf $(HYDRA14)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(HYDRA14) \
 	    hydra-core==$(HYDRA14_VERSION) omegaconf==$(HYDRA14_OMEGACONF)
+	@touch $@
+
+$(REVERB)/.stamp: benchmarks/reverb-requirements.txt
+	rm -rf $(REVERB)
+	$(REVERB_PYTHON) -m venv $(REVERB)
+	$(REVERB)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/reverb-requirements.txt
 	@touch $@

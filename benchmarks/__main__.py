@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import batch, devices, gpu, overhead, rejax, roofline, same, scaling, startup, sweep, trunk
+from benchmarks import batch, devices, gpu, overhead, rejax, replay, roofline, same, scaling, startup, sweep, trunk
 from benchmarks.measure import BENCH, Failed
 
 # part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds.
@@ -20,6 +20,7 @@ PARTS = {
     "scaling": (scaling.measure, 1),
     "sweep": (sweep.measure, 5),
     "batch": (batch.measure, 8),
+    "replay": (replay.measure, 5),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
     "trunk": (trunk.measure, 5),

@@ -1,0 +1,120 @@
+"""Replay against a Reverb server and against flashbax, and what prioritised draws cost with 10^4 to 10^7 items."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import PROBE
+from benchmarks.measure import ROOT, Sample, Say, alternate, ratio, run, spread, table, verdict, versions, write
+
+BATCH = 256
+SIZES = {1024: 50_000, 10_240: 25_000, 102_400: 5_000}  # bytes of a trajectory: trajectories
+CURVE = (10_000, 100_000, 1_000_000, 10_000_000)
+WHAT = ("prioritised", "uniform", "inserts")
+REVERB_BOUND = {"prioritised": 6.0, "uniform": 6.0, "inserts": 3.0}  # ours over Reverb's
+CURVE_BOUND = {1_000_000: 750_000, 10_000_000: 250_000}  # draws a second
+REVERB = ROOT / ".reverb" / "bin" / "python"
+
+
+def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
+    """Every side of a size is a process of its own. On a GPU, which Reverb does not know, flashbax is the only peer."""
+    platform, device = run([sys.executable, "-c", PROBE], timeout_s=120)[0].strip().splitlines()[-1].split("|")
+    gpu = platform == "gpu"
+    seconds = 0.2 if quick else 3.0
+    sizes = {num_bytes: 1_024 if quick else num for num_bytes, num in SIZES.items()}
+    lengths = CURVE[:1] if quick else CURVE
+    about: dict[str, Any] = {"versions": versions("flashbax")}
+    samples: dict[str, dict[str, list[Sample]]] = {}
+    for num_bytes, num_items in sizes.items():
+        work = dict(num_bytes=num_bytes, num_items=num_items, batch=BATCH, seconds=seconds)
+        sides = {"rlexp": _ours("rates", work, "rlexp"), "flashbax": _ours("rates", work, "flashbax")}
+        if not gpu:
+            sides["reverb"] = _reverb(work, about, say)
+        say(f" {num_bytes} bytes a trajectory")
+        samples[f"{num_bytes}"] = alternate(sides, rounds=rounds, say=say)
+    say(" draws with new priorities")
+    work = dict(num_items=lengths, batch=BATCH, seconds=seconds)
+    sides = {side: _ours("curve", work, side) for side in ("rlexp", "flashbax")}
+    samples["curve"] = alternate(sides, rounds=rounds, say=say)
+    results: dict[str, Any] = {size: _rates(size, samples[size], device) for size in map(str, sizes)}
+    results["curve"] = _curve(samples["curve"], device)
+    if gpu:
+        work = dict(num_bytes=2**20 if quick else 2**28, seconds=seconds)
+        samples["host bandwidth"] = alternate({"rlexp": _ours("host bandwidth", work)}, rounds=rounds, say=say)
+        found = spread(samples["host bandwidth"]["rlexp"], "bytes")
+        results["host bandwidth"] = found._asdict()
+        print(table("From the host's memory to the device", ["", "median", "least", "greatest"], [["bytes/s", *found]]))
+    write(
+        out / ("replay_gpu.json" if gpu else "replay.json"),
+        settings={"batch": BATCH, "sizes": sizes, "curve": lengths, "seconds": seconds},
+        samples=samples,
+        results=results,
+        device=device,
+        peers=about["versions"],
+    )
+
+
+def _ours(what: str, work: dict[str, Any], side: str | None = None) -> Any:
+    """A side that runs replay_run.py."""
+
+    def measured(i: int) -> Sample:
+        asked = dict(work, what=what) if side is None else dict(work, what=what, side=side, seed=i)
+        return _process(sys.executable, "benchmarks.replay_run", asked)["sample"]
+
+    return measured
+
+
+def _reverb(work: dict[str, Any], about: dict[str, Any], say: Say) -> Any:
+    """A side that runs reverb_run.py, in an environment that is made here where it is missing."""
+
+    def measured(i: int) -> Sample:
+        run(["make", "reverb"], timeout_s=1800)
+        told = _process(str(REVERB), "benchmarks.reverb_run", dict(work, seed=i))
+        about["versions"] |= told["versions"]
+        return told["sample"]
+
+    if not REVERB.exists():
+        say("making Reverb's environment, 2 GB; this takes some minutes")
+    return measured
+
+
+def _process(python: str, module: str, asked: dict[str, Any]) -> dict[str, Any]:
+    output, _ = run([python, "-m", module, json.dumps(asked)], timeout_s=900)
+    return json.loads(output.splitlines()[-1])
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _rates(size: str, samples: dict[str, list[Sample]], device: str) -> dict[str, Any]:
+    """Prints what was measured for one size; the same for the result file."""
+    rows, verdicts, results = [], [], {}
+    for what in WHAT:
+        for name, side in samples.items():
+            rows.append([f"{what}, {name}", *spread(side, what)])
+        of = {name: ratio(samples["rlexp"], side, what) for name, side in samples.items() if name != "rlexp"}
+        rows += [[f"{what}, rlexp / {name}", x.of_medians, min(x.pairs), max(x.pairs)] for name, x in of.items()]
+        bounds = {"reverb": REVERB_BOUND[what], "flashbax": 1.0}
+        verdicts += [verdict(f"{what}, rlexp / {k}", x.of_medians, bounds[k], at_least=True) for k, x in of.items()]
+        results[what] = {
+            "sides": {name: spread(side, what)._asdict() for name, side in samples.items()},
+            "ratios": {name: x._asdict() for name, x in of.items()},
+        }
+    title = f"Trajectories of {int(size):,} bytes a second, batches of {BATCH}, {device}"
+    print(table(title, ["", "median", "least", "greatest"], rows))
+    print("\n".join(verdicts), "\n")
+    return results
+
+
+def _curve(samples: dict[str, list[Sample]], device: str) -> dict[str, Any]:
+    lengths = [int(x) for x in samples["rlexp"][0] if x.isdigit()]
+    rows = [[f"{num:,} items, {name}", *spread(side, str(num))] for num in lengths for name, side in samples.items()]
+    title = f"Prioritised draws a second, batches of {BATCH} with their new priorities written back, {device}"
+    print(table(title, ["", "median", "least", "greatest"], rows))
+    for num, bound in CURVE_BOUND.items():
+        if num in lengths:
+            median = spread(samples["rlexp"], str(num)).median
+            print(verdict(f"draws a second of {num:,} items", median, bound, at_least=True))
+    print()
+    return {name: {str(num): spread(side, str(num))._asdict() for num in lengths} for name, side in samples.items()}

@@ -1,0 +1,62 @@
+"""The benchmark of replay: sides, bars, tables and the result file, with processes that are not started."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks import replay, replay_work
+from benchmarks.measure import ROOT
+
+RATES = {"replay_run": 600.0, "reverb_run": 150.0}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the processes would have been told; ours and flashbax's are 600 a second, Reverb's 150."""
+    told = []
+
+    def process(python, module, request):
+        told.append((module.rpartition(".")[2], request))
+        names = map(str, request["num_items"]) if request.get("what") == "curve" else [*replay.WHAT, "bytes"]
+        return {"sample": dict.fromkeys(names, RATES[told[-1][0]]), "versions": {"dm-reverb": "0"}}
+
+    monkeypatch.setattr(replay, "_process", process)
+    return told
+
+
+@pytest.mark.parametrize("device", ["cpu|cpu", "gpu|A GPU"])
+def test_sides_bars_and_results(asked, monkeypatch, tmp_path, capsys, device):
+    monkeypatch.setattr(replay, "run", lambda command, timeout_s: (device, 0.0))
+    replay.measure(tmp_path, rounds=2, quick=False, say=lambda text: None)
+    printed = capsys.readouterr().out
+    gpu = device.startswith("gpu")
+    (file,) = tmp_path.iterdir()
+    assert file.name == ("replay_gpu.json" if gpu else "replay.json")
+    results = json.loads(file.read_text())["results"]
+    assert results["1024"]["inserts"]["ratios"]["flashbax"]["of_medians"] == 1.0
+    assert printed.count("prioritised, rlexp / flashbax: 1; at least 1: yes") == 3
+    assert ("reverb" in printed) is not gpu
+    assert ("host bandwidth" in results) is gpu
+    if not gpu:
+        assert printed.count("uniform, rlexp / reverb: 4; at least 6: NO") == 3
+        assert printed.count("inserts, rlexp / reverb: 4; at least 3: yes") == 3
+    assert "draws a second of 10,000,000 items: 600; at least 250000: NO" in printed
+    first = [request.get("side", module) for module, request in asked[: 4 if gpu else 6]]
+    assert first == (["rlexp", "flashbax"] * 2 if gpu else ["rlexp", "flashbax", "reverb_run"] * 2)
+    same = [{k: v for k, v in request.items() if k not in ("what", "side")} for _, request in asked[:2]]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("num_bytes", replay.SIZES)
+def test_a_trajectory_is_as_large_as_it_says(num_bytes, monkeypatch):
+    monkeypatch.setattr(replay_work, "POOL", 4)
+    found = replay_work.columns(num_bytes, seed=0)
+    assert sum(x[0].nbytes for x in found.values()) == num_bytes
+    assert all(x.shape[:2] == (4, replay_work.LENGTH) for x in found.values())
+
+
+def test_the_other_environment_is_pinned_and_gives_no_address():
+    lines = (ROOT / "benchmarks" / "reverb-requirements.txt").read_text().splitlines()[1:]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", x) for x in lines)
+    assert {"dm-reverb==0.14.0", "tensorflow==2.15.1"} <= set(lines)
