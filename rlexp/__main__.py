@@ -303,9 +303,10 @@ def sweep(overrides: Sequence[str]) -> None:
     if store.is_url(config.output_root):
         store.reach(config.output_root)
     from rlexp.modes.scaling import Plans
+    from rlexp.sweep import hydra_sweep
 
     plans = Plans()
-    compose.sweep(overrides, lambda job: _job_of_a_sweep(job, plans))
+    compose.sweep(overrides, lambda job: _job_of_a_sweep(job, plans), check=hydra_sweep.check_hydras)
     plans.report()
 
 

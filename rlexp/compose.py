@@ -201,8 +201,12 @@ def writing(directory: Path) -> Iterator[None]:
         raise OSError(error.errno, f"cannot be written: {error.strerror or error}", str(directory)) from error
 
 
-def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
-    """Has Hydra's sweeper make jobs, and its launcher run them. Raises ConfigError, and what the jobs raise."""
+def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any], check: Callable[[Any, list[str]], None]) -> None:
+    """Has Hydra's sweeper make jobs, and its launcher run them. Raises ConfigError, and what the jobs raise.
+
+    Args:
+      check: called with the sweeper and what it will be told, before anything is made.
+    """
     with hydra() as app, failures_untold():
         with one_line():
             config = told_in_one_line(
@@ -217,6 +221,7 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
             sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
             # As they were given: of `launcher.sbatch={exclude: node7}` Hydra accepts ++ alone.
             arguments = [o for o in overrides if not override_key(o).startswith(("hydra.", "hydra/"))]
+            check(sweeper, arguments)
         sweeper.sweep(arguments=arguments)
         callbacks.on_multirun_end(config=config, config_name="config")
 

@@ -45,6 +45,12 @@ def grid(overrides: Sequence[Override]) -> list[list[str]]:
     return [list(job) for job in jobs]
 
 
+def is_hydras_sweeper(plugin: Any) -> bool:
+    """Whether it is `hydra/sweeper=basic` itself, and nothing that builds on it."""
+    kind = type(plugin)
+    return f"{kind.__module__}.{kind.__name__}" == "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
 @contextlib.contextmanager
 def failures_untold() -> Iterator[None]:
     """While this holds, whoever asks for a failed job's result is raised what the job raised, and no more: Hydra's sweepers,

@@ -15,6 +15,7 @@ from rlexp.sweep.worker import Task
 
 BATCH = "slurm "  # of the manifest, with the name that an array is submitted by: its packs, in the array's order
 _NUMBER = "slurm-job "  # with the same: [its number, our uid], which is known once it is submitted
+_ACTIVE = ("RUNNING", "SIGNALING", "COMPLETING")  # the states of a job that is neither over nor waits
 _MOST_S = 60  # between two questions
 _AGAIN_S = 300  # after which a job that waits is told of again
 FORGOTTEN = "forgotten"  # the state of a job that Slurm does not know any more
@@ -151,7 +152,7 @@ class Waiting:
 
     def lines(self, seen: Iterable[Seen]) -> list[str]:
         """What is to be said now."""
-        waiting = [one for one in seen if one.state not in ENDED and one.state not in ("RUNNING", "COMPLETING")]
+        waiting = [one for one in seen if one.state not in ENDED and one.state not in _ACTIVE]
         now, pairs = time.monotonic(), {(one.job, one.reason) for one in waiting}
         if pairs <= self._told and now - self._at < _AGAIN_S:
             return []

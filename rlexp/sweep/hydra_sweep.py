@@ -48,6 +48,40 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
     return returned
 
 
+def check_hydras(plugin: Any, arguments: Sequence[str]) -> None:
+    """What `sweep` checks before it starts a job, for `hydra/sweeper=basic`, which looks at a batch when its turn has come.
+
+    Args:
+      plugin: a sweeper, set up. Of others than Hydra's own it is not known which jobs they will make.
+    Raises:
+      ConfigError: one line.
+    """
+    if not hydra_internals.is_hydras_sweeper(plugin):
+        return
+    _check_size(plugin.max_batch_size)
+    parser = OverridesParser.create(config_loader=plugin.hydra_context.config_loader)
+    overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in plugin.params.items()), *arguments])
+    if interval := next((o for o in overrides if o.is_interval_sweep()), None):
+        raise ConfigError(f"{interval.key_or_group}: hydra/sweeper=basic knows no intervals; leave that out")
+    launcher = plugin.config.hydra.launcher
+    ours = str(launcher._target_).startswith("hydra_plugins.rlexp")
+    _check_batches(plugin, hydra_internals.grid(overrides), has_manifest=ours and launcher.pack != "off")
+
+
+def _check_size(size: Any) -> None:
+    if size is not None and not (isinstance(size, int) and size > 0):
+        raise ConfigError(
+            f"hydra.sweeper.max_batch_size: {size!r} is not allowed; expected null, or a number of jobs from 1 on"
+        )
+
+
+def _check_batches(plugin: Any, jobs: Sequence[Sequence[str]], *, has_manifest: bool) -> None:
+    """Raises ConfigError. A launcher with a manifest checks the one batch that there is itself."""
+    size = plugin.max_batch_size or len(jobs)
+    if not has_manifest or size < len(jobs):
+        hydra_jobs.check_all(plugin, jobs, size=size, has_manifest=has_manifest)
+
+
 def _content(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
@@ -74,11 +108,7 @@ def _sweep(
         )
     if sweeper.space and plugin.max_batch_size:
         raise ConfigError("hydra.sweeper.max_batch_size: is the grid's; take sweeper.batch or launcher.max_pack")
-    size = plugin.max_batch_size
-    if size is not None and not (isinstance(size, int) and size > 0):
-        raise ConfigError(
-            f"hydra.sweeper.max_batch_size: {size!r} is not allowed; expected null, or a number of jobs from 1 on"
-        )
+    _check_size(plugin.max_batch_size)
     try:
         rundir.make_private(directory)
         OmegaConf.save(plugin.config, directory / _LINE)
@@ -91,8 +121,8 @@ def _sweep(
     while trials:
         jobs = [[*job, *trial] for trial in trials for job in grid]
         first = len(done) * len(grid)
-        if not sweeper.space and "launcher" in plugin.config and (not has_manifest or (size or len(jobs)) < len(jobs)):
-            hydra_jobs.check_all(plugin, jobs, size=size or len(jobs), has_manifest=has_manifest)
+        if not sweeper.space and "launcher" in plugin.config:
+            _check_batches(plugin, jobs, has_manifest=has_manifest)
         if sweeper.space and fitting == misses == 0:
             print(_head(done, len(trials)), flush=True)
         try:

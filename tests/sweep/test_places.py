@@ -84,6 +84,18 @@ def test_a_sweep_that_goes_on_finds_its_own_runs(tmp_path):
         places.check([*jobs[:2], jobs[3]], tmp_path)
 
 
+def test_another_sweep_that_is_there_is_told_as_what_it_is(tmp_path):
+    """And not by the run that a job of it has left."""
+    manifest = Manifest(tmp_path)
+    manifest.add(0, ["seed=0"])
+    manifest.change([0], run_id="abcdef01")
+    leave_run(tmp_path / "0", "abcdef02", "seed=0")
+    other = job(0, tmp_path / "0", "seed=5")
+    places.check([other], tmp_path)
+    with pytest.raises(ConfigError, match="holds another sweep: its job 0 is"):
+        manifest.add(0, other.overrides)
+
+
 def test_a_refused_line_changes_nothing(tmp_path, monkeypatch, capfd):
     """By the whole command: one line, exit code 2, and every file as it was, also those of a sweep that is there."""
     leave_run(tmp_path / "run", "abcdef01")
@@ -104,6 +116,10 @@ def test_a_refused_line_changes_nothing(tmp_path, monkeypatch, capfd):
         (["hydra.sweep.dir=sweep"], "holds another sweep"),
         (["hydra.sweep.dir=new", "hydra.sweeper.max_batch_size=1", "hydra.sweep.subdir=same"], "would both run in"),
         (["hydra.sweep.dir=E", "hydra.sweeper.max_batch_size=1"], "E/1' holds a run already"),  # of the second batch
+        (["hydra/sweeper=basic", "hydra.sweep.dir=E", "hydra.sweeper.max_batch_size=1"], "E/1' holds a run already"),
+        (["hydra/sweeper=basic", "hydra/launcher=basic", "hydra.sweep.dir=E"], "E/1' holds a run already"),
+        (["hydra/sweeper=basic", "hydra.sweep.dir=new", "hydra.sweeper.max_batch_size=0"], "max_batch_size: 0 is not"),
+        (["hydra/sweeper=basic", "hydra.sweep.dir=new", "algo.hp.lr=interval(0.1,1)"], "knows no intervals"),
         (["hydra/launcher=basic", "hydra.sweep.dir=D"], "D/0' holds a run already"),
         (["hydra/launcher=basic", "hydra.sweep.dir=new", "hydra.sweep.subdir=../run"], "would both run in"),
         (["hydra.sweep.dir=new", "hydra.output_subdir=../../run"], "hydra.output_subdir"),
