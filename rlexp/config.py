@@ -198,11 +198,11 @@ class Config:
     run: Literal["train", "eval", "plan", "check", "profile"]
     """train; eval and profile take a trained run by resume=; plan compiles for hardware that is not here; check tries a mesh."""
     algo: Part
-    """The algorithm: algo=ppo, pqn, dqn."""
+    """The algorithm: algo=ppo, pqn, dqn, r2d2, sac, td3."""
     env: Part
     """The environment: env=gymnax/cartpole, gymnax/breakout, probe/..."""
     network: Part
-    """The network: network=mlp, cnn, gru, lstm."""
+    """The network: network=mlp, cnn, gru, lstm, transformer."""
     shards: Literal["auto"] | Count
     """Logical shards of the environments. With equal shards any number of devices gives the same numbers. auto: one a device."""
     hardware: Part

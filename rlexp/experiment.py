@@ -89,7 +89,7 @@ def build(
         if isinstance(torso, MemoryTorso) and not memory:
             raise ConfigError(
                 f"network: {modules['network']} has a memory, with which {modules['algo']} cannot learn; "
-                "take a network without one, such as network=mlp, or an algorithm that can, such as algo=ppo"
+                "take a network without one, such as network=mlp, or an algorithm that can, such as algo=ppo or algo=r2d2"
             )
         return torso
 

@@ -5,6 +5,7 @@ Flax module that maps observations with any leading axes to features [..., F] in
 are float32. The heads are the algorithm's.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from rlexp.config import ConfigError, load_module
 from rlexp.types import Key, PyTree
 
 
@@ -77,6 +79,18 @@ def net(torso: nn.Module | MemoryTorso) -> Net:
         return jax.tree.map(lambda x: x[0], out), memory
 
     return Net(init, carry, step, window)
+
+
+def torso_before(config: Any, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:
+    """What sees each observation before a memory does: the part `network.torso`. Raises ConfigError where that has one too."""
+    if "module" not in {field.name for field in dataclasses.fields(config)}:
+        raise ConfigError(f"network.torso: {type(config).__module__}.Config needs the field `module` here")
+    torso = load_module(config.module, "network.torso").make(config, observation=observation, dtype=dtype)
+    if isinstance(torso, MemoryTorso):
+        raise ConfigError(
+            f"network.torso: {config.module} has a memory itself; one without, such as mlp, goes before it"
+        )
+    return torso
 
 
 activations: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}

@@ -5,7 +5,6 @@ forget gate has 1 added, so that it begins by remembering (Jozefowicz et al. 201
 What the memory reads of the observations is computed for all steps of a window at once; only the rest goes step by step.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,8 +14,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from rlexp.config import ConfigError, Count, Host, Part, load_module, schema
-from rlexp.networks.base import MemoryTorso
+from rlexp.config import Count, Host, Part, schema
+from rlexp.networks.base import MemoryTorso, torso_before
 from rlexp.networks.dense import add_bias, product
 from rlexp.networks.initializers import orthogonal, zeros
 from rlexp.types import Key, PyTree
@@ -90,13 +89,7 @@ def _by_gate(units: int) -> Any:
 
 def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> MemoryTorso:
     """The torso for observations like `observation`. Raises ConfigError where what sees them has a memory too, or cannot."""
-    if "module" not in {field.name for field in dataclasses.fields(config.torso)}:
-        raise ConfigError(f"network.torso: {type(config.torso).__module__}.Config needs the field `module` here")
-    seen = load_module(config.torso.module, "network.torso").make(config.torso, observation=observation, dtype=dtype)
-    if isinstance(seen, MemoryTorso):
-        raise ConfigError(
-            f"network.torso: {config.torso.module} has a memory itself; one without, such as mlp, goes before it"
-        )
+    seen = torso_before(config.torso, observation=observation, dtype=dtype)
     module = Recurrent(seen, config.cell, config.units, dtype)
 
     def carry(num_envs: int) -> PyTree:

@@ -125,6 +125,25 @@ def n_step_return(
     return lambda_returns(reward, discount=discount, valid=valid, bootstrap=bootstrap, gamma=gamma, lam=1.0)[0]
 
 
+def n_step_returns(
+    reward: Float[Array, " T"],
+    *,
+    discount: Float[Array, " T"],
+    valid: Float[Array, " T"],
+    bootstrap: Float[Array, " T"],
+    gamma: Number,
+    n: int,
+) -> Float[Array, " T"]:
+    """`n_step_return` of every row of a window; the last n - 1 rows, whose returns it cuts short, bootstrap from its end."""
+    _assert_rows(reward, discount, valid, bootstrap)
+    # With valid 0 beyond the window no return goes on there.
+    padded = [jnp.pad(x, (0, n - 1)) for x in (reward, discount, valid, bootstrap)]
+    at = jnp.arange(reward.shape[0], dtype=jnp.int32)[:, None] + jnp.arange(n, dtype=jnp.int32)
+    return jax.vmap(lambda r, d, v, b: n_step_return(r, discount=d, valid=v, bootstrap=b, gamma=gamma))(
+        *(x[at] for x in padded)
+    )
+
+
 def _assert_rows(*arrays: Array, length: int | None = None) -> None:
     """All are float32 and of rank 1, with as many rows as the first, or `length`."""
     length = arrays[0].shape[0] if length is None else length

@@ -15,13 +15,17 @@ from rlexp.envs.base import action_struct
 from rlexp.experiment import Experiment
 
 ALGORITHMS = sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
-SMALL = ("logger=quiet", "algo.num_envs=8", "algo.num_steps=16", "env=probe/obs_action_reward", "network.hidden=[8]")
+SMALL = ("logger=quiet", "algo.num_envs=8", "algo.num_steps=16", "env=probe/obs_action_reward")
 N = 1_000  # observations that are acted on at a time
 FIELDS = ("params", "opt_state", "hp", "normaliser", "key", "step")
 
 
 def build(algorithm: str, env: str = "masked", *overrides: str) -> Experiment:
     node, _ = compose.compose_node([f"algo={algorithm}", *SMALL, *overrides])
+    if "torso" in node["network"]:  # a memory behind another network, where the algorithm needs one
+        node["network"] |= {"units": 8, "torso": node["network"]["torso"] | {"hidden": [8]}}
+    else:
+        node["network"]["hidden"] = [8]
     node["env"] = node["env"] if env == "probe" else {"module": toys.__name__, "continuous": env == "continuous"}
     if "normalize_observations" in node["algo"]:
         node["algo"]["normalize_observations"] = True
@@ -110,7 +114,7 @@ def assert_close(a: Any, b: Any) -> None:
 
 
 def test_all_algorithms_are_here():
-    assert {"dqn", "ppo", "pqn", "sac", "td3"} <= set(ALGORITHMS)
+    assert {"dqn", "ppo", "pqn", "r2d2", "sac", "td3"} <= set(ALGORITHMS)
     assert {algorithm for algorithm, _ in RICH} == set(ALGORITHMS)
 
 

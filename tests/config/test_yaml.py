@@ -47,6 +47,7 @@ NEEDS = {
     "env=gymnasium": ["env.id=CartPole-v1"],
     "source=replay": ["algo=dqn"],
     "source=replay_50k": ["algo=sac"],
+    "source=replay_sequences": ["algo=r2d2"],
     "source=host": ["env=gymnasium/cartpole"],
 }
 

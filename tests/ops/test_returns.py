@@ -9,7 +9,7 @@ import rlax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlexp.ops.returns import gae, lambda_returns, n_step_return
+from rlexp.ops.returns import gae, lambda_returns, n_step_return, n_step_returns
 
 T = 24  # one length for all drawn windows, so that each function is compiled once
 JIT = {f.__name__: jax.jit(f) for f in (gae, lambda_returns, n_step_return)}
@@ -253,3 +253,11 @@ def test_batches_and_other_types_are_refused():
     half = {k: jnp.asarray(v, jnp.bfloat16) for k, v in rows.items()}
     with pytest.raises(AssertionError, match="expected float32, got bfloat16"):
         gae(**half, value=jnp.asarray(value, jnp.bfloat16), gamma=0.9, lam=0.9)
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])  # 40: longer than the window
+def test_n_step_returns_are_of_every_row_and_end_with_the_window(n):
+    rows, value = window(5)
+    found = jax.jit(n_step_returns, static_argnames="n")(**rows, bootstrap=value[1:], gamma=0.9, n=n)
+    for t in np.flatnonzero(rows["valid"]):
+        np.testing.assert_allclose(found[t], n_step_oracle(rows, value[1:], 0.9, t, n), rtol=1e-5, atol=1e-6)

@@ -40,6 +40,7 @@ SMALL = ("algo.num_steps=8", "network.hidden=[16]", "total_env_steps=1e6")
 # Sizes that any of them takes; those that only some have are here by name.
 SIZES = {"ppo": ("algo.num_epochs=1",), "pqn": ("algo.num_epochs=1", "algo.num_minibatches=2")}
 SIZES["td3"] = ("env=gymnax/pendulum",)
+SIZES["r2d2"] = ("~network.hidden", "network.units=16", "network.torso.hidden=[16]")
 
 
 def check_plan(found: dict[str, Any]) -> None:
