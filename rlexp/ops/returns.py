@@ -8,7 +8,7 @@ Three facts of `types.Trajectory` make them right at the end of an episode:
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 Number = float | Float[Array, ""]  # a Python number or a traced hyperparameter
 
@@ -142,6 +142,12 @@ def n_step_returns(
     return jax.vmap(lambda r, d, v, b: n_step_return(r, discount=d, valid=v, bootstrap=b, gamma=gamma))(
         *(x[at] for x in padded)
     )
+
+
+def n_step_row(valid: Float[Array, " n"]) -> Int[Array, ""]:
+    """The row whose value the n-step return takes, from 1: the window's last, or that of the episode's last observation."""
+    _assert_rows(valid)
+    return 1 + jnp.sum(jnp.cumprod(valid[1:]), dtype=jnp.int32)
 
 
 def _assert_rows(*arrays: Array, length: int | None = None) -> None:

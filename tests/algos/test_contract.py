@@ -114,7 +114,7 @@ def assert_close(a: Any, b: Any) -> None:
 
 
 def test_all_algorithms_are_here():
-    assert {"dqn", "ppo", "pqn", "r2d2", "sac", "td3"} <= set(ALGORITHMS)
+    assert {"c51", "dqn", "ppo", "pqn", "r2d2", "sac", "td3"} <= set(ALGORITHMS)
     assert {algorithm for algorithm, _ in RICH} == set(ALGORITHMS)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from algos import toys
 
+from rlexp.config import ConfigError
+from rlexp.networks.heads import DuellingHead, Head
 from rlexp.types import Batch
 
 B = 64
@@ -52,6 +54,79 @@ def test_the_loss_is_of_n_step_returns(n, double):
     np.testing.assert_allclose(out.metrics["loss/td_error"].sum, size[counts].sum(), rtol=1e-4)
     assert int(out.metrics["loss/value"].count) == counts.sum()
     np.testing.assert_allclose(out.priority, np.where(counts, size, 0.0), rtol=1e-3, atol=1e-5)
+
+
+def slow_projection(probs: np.ndarray, at: np.ndarray, support: np.ndarray) -> np.ndarray:
+    """Algorithm 1 of Bellemare et al. 2017."""
+    out, step = np.zeros(support.size), support[1] - support[0]
+    for p, z in zip(probs, at, strict=True):
+        b = (np.clip(z, support[0], support[-1]) - support[0]) / step
+        lower, upper = int(np.floor(b)), int(np.ceil(b))
+        out[lower] += p * (upper - b) if upper > lower else p
+        out[upper] += p * (b - lower)
+    return out
+
+
+@pytest.mark.parametrize(("n", "double", "duelling"), [(1, False, False), (3, True, True)])
+def test_the_loss_of_c51_is_of_projected_distributions(n, double, duelling):
+    """The same windows: terminated, cut short and whole, with returns beyond both ends of the support."""
+    overrides = (f"algo.n_step={n}", f"algo.double={str(double).lower()}", f"algo.duelling={str(duelling).lower()}")
+    made = toys.build("algo=c51", "algo.num_atoms=11", "algo.value_min=-2", "algo.value_max=3", *overrides)
+    state = made.begin(gamma=0.9, reward_scale=2.0)
+    state = state._replace(target=toys.shaken(state.target))
+    rows = toys.faint(jax.tree.map(lambda x: x[1:], toys.trajectory(1, n + 2, B)))
+    weight = jax.random.uniform(jax.random.key(0), (B,))
+    learnt, out = made.update(state, Batch(rows, weight))
+
+    torso = made.experiment.part("network").make(
+        made.experiment.config.network, observation=made.experiment.spec.observation, dtype=jnp.float32
+    )
+    head = (
+        DuellingHead(torso, toys.NUM_ACTIONS, 11, jnp.float32)
+        if duelling
+        else Head(torso, toys.NUM_ACTIONS * 11, scale=1.0, dtype=jnp.float32)
+    )
+
+    def log_probs(params: Any) -> np.ndarray:
+        logits = np.asarray(head.apply(params, rows.obs), np.float64).reshape(n + 1, B, toys.NUM_ACTIONS, 11)
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    support = np.linspace(-2.0, 3.0, 11)
+    said, judged = log_probs(state.params), np.exp(log_probs(state.target))
+    best = toys.best((np.exp(said) if double else judged) @ support, np.asarray(rows.obs["action_mask"]))
+    plain = jax.device_get(rows._replace(reward=2.0 * rows.reward))
+    loss, error = np.zeros(B), np.zeros(B)
+    counts, num_clipped = plain.valid[0] == 1, 0
+    for b in map(int, np.flatnonzero(counts)):
+        at = np.array([slow_target(plain, b, np.full((n + 1, B), z), gamma=0.9) for z in support])
+        end = next((t for t in range(1, n + 1) if t == n or plain.valid[t, b] == 0), n)
+        num_clipped += (np.abs(at - 0.5) > 2.5).any()
+        wanted = slow_projection(judged[end, b, best[end, b]], at, support)
+        log_p = said[0, b, int(rows.action[0, b])]
+        loss[b] = sum(w * (np.log(w) - lp) for w, lp in zip(wanted, log_p, strict=True) if w > 0)
+        error[b] = wanted @ support - np.exp(log_p) @ support
+    ended = (plain.valid[1:, counts] == 0).any(axis=0)
+    assert 0 < num_clipped < counts.sum() and ended.any() and not (n > 1 and ended.all())
+    assert (plain.discount[:-1][:, counts] == 0).any()
+    np.testing.assert_allclose(out.priority, loss, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(out.metrics["loss/value"].sum, (loss * np.asarray(weight)).sum(), rtol=1e-4)
+    np.testing.assert_allclose(out.metrics["loss/td_error"].sum, np.abs(error).sum(), rtol=1e-3)
+    assert all(
+        (old != new).any() for old, new in zip(*map(jax.tree.leaves, (state.params, learnt.params)), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("algo.num_atoms=1",), r"algo\.num_atoms: 1 .* at least 2"),
+        (("algo.value_min=5", "algo.value_max=5"), r"algo\.value_max: 5\.0 is not above algo\.value_min 5\.0"),
+    ],
+)
+def test_atoms_are_a_range(overrides, told):
+    with pytest.raises(ConfigError, match=told):
+        toys.build("algo=c51", *overrides)
+    toys.build("algo=dqn", *overrides)  # where they mean nothing
 
 
 def test_a_sample_that_starts_at_no_transition_counts_nowhere():

@@ -26,6 +26,7 @@ ALGORITHMS = [
     pytest.param(("algo=sac", "env=gymnax/pendulum"), marks=pytest.mark.slow),
     pytest.param(("algo=td3", "env=gymnax/pendulum"), marks=pytest.mark.slow),
     pytest.param(("algo=dqn", "algo.source.selector=prioritised"), marks=pytest.mark.slow),
+    pytest.param(("experiment=rainbow", "algo.num_steps=8"), marks=pytest.mark.slow),
 ]
 
 

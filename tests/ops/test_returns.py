@@ -9,7 +9,7 @@ import rlax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlexp.ops.returns import gae, lambda_returns, n_step_return, n_step_returns
+from rlexp.ops.returns import gae, lambda_returns, n_step_return, n_step_returns, n_step_row
 
 T = 24  # one length for all drawn windows, so that each function is compiled once
 JIT = {f.__name__: jax.jit(f) for f in (gae, lambda_returns, n_step_return)}
@@ -235,6 +235,13 @@ def test_n_step_return_sums_forwards_until_the_episode_or_the_window_ends(seed, 
     rows["valid"][0] = 1
     target = JIT["n_step_return"](**rows, bootstrap=value[1:], gamma=f32(gamma)[0])
     np.testing.assert_allclose(target, n_step_oracle(rows, value[1:], gamma, 0, T), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("valid", "row"), [((1, 1, 1, 1), 4), ((1, 1, 0, 1), 2), ((1, 0, 1, 0), 1), ((0, 1, 1, 0), 3), ((1,), 1)]
+)
+def test_n_step_row_is_where_the_return_takes_a_value(valid, row):
+    assert int(n_step_row(f32(*valid))) == row
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

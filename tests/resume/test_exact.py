@@ -26,6 +26,7 @@ ALGORITHMS = {
         "checkpoint.every_updates=40",
     ),
 }
+ALGORITHMS["rainbow"] = ("experiment=rainbow", *ALGORITHMS["dqn"][1:])
 ALGORITHMS |= {  # actions that they draw, and a memory that is not full
     name: (f"algo={name}", "env=gymnax/pendulum", "algo.num_steps=32", "checkpoint.every_updates=40")
     for name in ("sac", "td3")
@@ -61,7 +62,9 @@ def kill_after(cwd: Path, run_dir: Path, update: int, number: int, *arguments: s
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("dqn", "sac", "td3"))])
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("dqn", "rainbow", "sac", "td3"))]
+)
 def test_killed_and_resumed_is_the_undisturbed_run(name, tmp_path):
     arguments = (*SHORT, *ALGORITHMS[name])
     whole, halves = tmp_path / "whole", tmp_path / "halves"
