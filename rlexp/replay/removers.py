@@ -14,7 +14,11 @@ def fifo(table: Table, *, k: int) -> Int[Array, " k"]:
 
 
 def lowest(table: Table, *, k: int) -> Int[Array, " k"]:
-    """Places for k new items: empty ones first, then those of the lowest weights, of equal ones the older."""
+    """Places for k new items: empty ones first, then those of the lowest weights, of equal ones the older.
+
+    The new items' own weights do not count. Reverb inserts and then removes, so that a new item of the lowest weight is
+    gone at once.
+    """
     assert isinstance(table.weight, Sums), "this table has no weights"
     return _places(table, [table.weight.weights[: table.sampled.size], ~table.age], k)
 
