@@ -21,6 +21,7 @@ PARTS = {
     "sweep": (sweep.measure, 5),
     "batch": (batch.measure, 8),
     "replay": (replay.measure, 5),
+    "rejax_replay": (rejax.measure_replay, 5),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
     "trunk": (trunk.measure, 5),

@@ -20,10 +20,11 @@ from benchmarks.measure import (
     verdict,
     write,
 )
-from benchmarks.work import FULL, QUICK, Work, overrides, train
+from benchmarks.work import FULL, QUICK, REPLAY, ReplayWork, Work, overrides, train
 
 REQUIREMENTS = ROOT / "benchmarks" / "rejax-requirements.txt"
 BOUND, AIM = 1.6, 2.0  # of our steps per second over Rejax's
+REPLAY_BOUND = 1.5  # the same, of algorithms with a memory
 RATE = "env_steps_per_second"
 
 
@@ -55,6 +56,44 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         results=summary(samples, of_rates),
         rejax_versions=about["versions"],
     )
+
+
+def measure_replay(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
+    """DQN and SAC, each with small networks and larger ones."""
+    python = environment(say)
+    about: dict[str, dict] = {}
+    samples: dict[str, dict[str, list[Sample]]] = {}
+    results: dict[str, dict] = {}
+    works = {name: _tiny(work) if quick else work for name, work in REPLAY.items()}
+
+    def side(work: ReplayWork) -> dict:
+        def theirs(i: int) -> Sample:
+            told = rejax_side(python, work, seed=i, quick=quick)
+            about.update(told)
+            return told["sample"]
+
+        return {"rlexp": lambda i: train(work, seed=i, more=["hardware=cpu"]), "rejax": theirs}
+
+    for name, work in works.items():
+        say(f" {name}")
+        samples[name] = alternate(side(work), rounds=rounds, say=say)
+        of_rates = ratio(samples[name]["rlexp"], samples[name]["rejax"], RATE)
+        print(rates_table(f"{name}: environment steps per second", samples[name]))
+        print(returns_table(samples[name]))
+        what = f"{name}: steps per second, rlexp / Rejax"
+        print(verdict(what, of_rates.of_medians, REPLAY_BOUND, at_least=True), "\n")
+        results[name] = summary(samples[name], of_rates)
+    write(
+        out / "rejax_replay.json",
+        settings={name: {"work": work._asdict(), "rlexp": overrides(work)} for name, work in works.items()},
+        samples=samples,
+        results=results,
+        rejax_versions=about["versions"],
+    )
+
+
+def _tiny(work: ReplayWork) -> ReplayWork:
+    return work._replace(total_env_steps=20 * work.num_envs, num_updates=1, prefill_env_steps=128, eval_episodes=4)
 
 
 def summary(samples: dict[str, list[Sample]], of_rates: Ratio) -> dict:
@@ -99,7 +138,7 @@ def returns_table(samples: dict[str, list[Sample]]) -> str:
     return table("Final return, actions sampled", ["", "mean", "worst seed", "each seed"], rows)
 
 
-def rejax_side(python: Path, work: Work, *, seed: int, quick: bool = False) -> dict:
+def rejax_side(python: Path, work: Work | ReplayWork, *, seed: int, quick: bool = False) -> dict:
     """{sample, device, versions} of one process."""
     told = work._asdict() | {"env_steps": work.env_steps, "seed": seed, "quick": quick}
     told["cache"] = str(BENCH / "cache" / "rejax")

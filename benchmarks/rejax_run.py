@@ -1,4 +1,4 @@
-"""Trains with Rejax, in Rejax's own environment; run by rejax.py. Reads a Work as JSON from the command line.
+"""Trains with Rejax, in Rejax's own environment; run by rejax.py. Reads a Work or ReplayWork as JSON from the command line.
 
 Prints one JSON object. Only the compiled program is timed. Rejax evaluates as often as `eval_freq` says, and at the end at
 the least; here the training is timed with the evaluation switched off, and the one at the end is timed on its own.
@@ -8,9 +8,12 @@ import json
 import sys
 import time
 from importlib import metadata
+from typing import Any
 
 import jax
 import rejax
+from flax import linen as nn
+from rejax.networks import DiscreteQNetwork, EpsilonGreedyPolicy
 
 PACKAGES = ("rejax", "gymnax", "jax", "jaxlib", "flax", "optax", "distrax", "numpy")
 
@@ -21,24 +24,7 @@ def main() -> None:
     jax.config.update("jax_compilation_cache_dir", work["cache"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    algo = rejax.PPO.create(
-        env="CartPole-v1",
-        agent_kwargs={"activation": work["activation"], "hidden_layer_sizes": tuple(work["hidden"])},
-        num_envs=work["num_envs"],
-        num_steps=work["num_steps"],
-        num_epochs=work["num_epochs"],
-        num_minibatches=work["num_minibatches"],
-        total_timesteps=work["env_steps"],
-        eval_freq=work["env_steps"],
-        skip_initial_evaluation=True,
-        learning_rate=work["lr"],
-        gamma=work["gamma"],
-        gae_lambda=work["gae_lambda"],
-        clip_eps=work["clip_eps"],
-        ent_coef=work["entropy_coef"],
-        vf_coef=work["value_coef"],
-        max_grad_norm=work["max_grad_norm"],
-    )
+    algo = {"ppo": ppo, "dqn": dqn, "sac": sac}[work.get("algo", "ppo")](work)
     assert work["eval_episodes"] == 128 or work["quick"], "Rejax always plays 128 episodes"
     key = jax.random.PRNGKey(work["seed"])
 
@@ -78,6 +64,66 @@ def main() -> None:
                 "versions": {name: metadata.version(name) for name in PACKAGES},
             }
         )
+    )
+
+
+def common(work: dict[str, Any]) -> dict[str, Any]:
+    """Settings of all its algorithms."""
+    return {
+        "num_envs": work["num_envs"],
+        "total_timesteps": work["env_steps"],
+        "eval_freq": work["env_steps"],
+        "skip_initial_evaluation": True,
+        "learning_rate": work["lr"],
+        "gamma": work["gamma"],
+        "max_grad_norm": work["max_grad_norm"],
+    }
+
+
+def replayed(work: dict[str, Any]) -> dict[str, Any]:
+    """Settings of those with a memory. Its `num_epochs` are updates after each step of the environments."""
+    return common(work) | {
+        "num_epochs": work["num_updates"],
+        "buffer_size": work["capacity"],
+        "fill_buffer": work["prefill_env_steps"],
+        "batch_size": work["batch_size"],
+        "polyak": 1.0 - work["tau"],
+        "target_update_freq": work["num_envs"],
+    }
+
+
+def ppo(work: dict[str, Any]) -> Any:
+    """PPO on CartPole."""
+    return rejax.PPO.create(
+        env="CartPole-v1",
+        agent_kwargs={"activation": work["activation"], "hidden_layer_sizes": tuple(work["hidden"])},
+        num_steps=work["num_steps"],
+        num_epochs=work["num_epochs"],
+        num_minibatches=work["num_minibatches"],
+        gae_lambda=work["gae_lambda"],
+        clip_eps=work["clip_eps"],
+        ent_coef=work["entropy_coef"],
+        vf_coef=work["value_coef"],
+        **common(work),
+    )
+
+
+def dqn(work: dict[str, Any]) -> Any:
+    """DQN on CartPole. Its `create` knows no sizes of layers."""
+    algo = rejax.DQN.create(env="CartPole-v1", exploration_fraction=0.5, **replayed(work))
+    agent = EpsilonGreedyPolicy(DiscreteQNetwork)(
+        hidden_layer_sizes=tuple(work["hidden"]), action_dim=2, activation=getattr(nn, work["activation"])
+    )
+    return algo.replace(agent=agent)
+
+
+def sac(work: dict[str, Any]) -> Any:
+    """SAC on Pendulum."""
+    return rejax.SAC.create(
+        env="Pendulum-v1",
+        agent_kwargs={"activation": work["activation"]},
+        hidden_layer_sizes=tuple(work["hidden"]),
+        **replayed(work),
     )
 
 

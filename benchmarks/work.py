@@ -42,15 +42,77 @@ class Work(NamedTuple):
         return self.num_updates * self.num_envs * self.num_steps
 
 
+class ReplayWork(NamedTuple):
+    """DQN on CartPole or SAC on Pendulum: a step of each environment, then `num_updates` of batches from the memory."""
+
+    algo: str  # dqn or sac
+    num_envs: int
+    hidden: tuple[int, ...]
+    batch_size: int
+    total_env_steps: int  # a multiple of ten times num_envs
+    num_updates: int = 8
+    capacity: int = 51_200
+    prefill_env_steps: int = 1_024  # ours are before the first of total_env_steps, Rejax's the first of them
+    lr: float = 1e-3
+    activation: str = "relu"
+    gamma: float = 0.99
+    tau: float = 0.05  # once a step of the environments
+    max_grad_norm: float = 1e3
+    eval_episodes: int = 128
+
+    @property
+    def env_steps(self) -> int:
+        """What is really trained for."""
+        return self.total_env_steps
+
+
 FULL = Work()
+REPLAY = {
+    "dqn, 64 units": ReplayWork("dqn", num_envs=16, hidden=(64, 64), batch_size=128, total_env_steps=204_800),
+    "dqn, 256 units": ReplayWork("dqn", num_envs=128, hidden=(256, 256), batch_size=256, total_env_steps=256_000),
+    "sac, 64 units": ReplayWork("sac", num_envs=16, hidden=(64, 64), batch_size=128, total_env_steps=102_400),
+    "sac, 256 units": ReplayWork("sac", num_envs=128, hidden=(256, 256), batch_size=256, total_env_steps=64_000),
+}
 QUICK = Work(num_envs=16, num_steps=16, total_env_steps=16 * 16 * 4, eval_episodes=4)
 
 # W&B as for a user without a key: offline, in the run's directory.
 ENV = {"WANDB_MODE": "offline"}
 
 
-def overrides(work: Work) -> list[str]:
+def overrides(work: Work | ReplayWork) -> list[str]:
     """The command line of `work`. Logging, W&B (offline), progress, curve.png and checkpoints are as they are by default."""
+    return [
+        *(_replay_overrides(work) if isinstance(work, ReplayWork) else _ppo_overrides(work)),
+        f"network.hidden=[{','.join(map(str, work.hidden))}]",
+        f"network.activation={work.activation}",
+        f"total_env_steps={work.total_env_steps}",
+        f"eval.every_env_steps={work.total_env_steps // 10}",
+        f"eval.num_episodes={work.eval_episodes}",
+    ]
+
+
+def _replay_overrides(work: ReplayWork) -> list[str]:
+    only = {
+        "dqn": [f"algo.hp.max_grad_norm={work.max_grad_norm}", "env=gymnax/cartpole"],
+        "sac": ["env=gymnax/pendulum"],
+    }
+    return [
+        f"algo={work.algo}",
+        *only[work.algo],
+        f"algo.num_envs={work.num_envs}",
+        "algo.num_steps=1",
+        f"algo.num_updates={work.num_updates}",
+        f"algo.target_update_every={work.num_updates}",
+        f"algo.source.capacity={work.capacity}",
+        f"algo.source.batch_size={work.batch_size}",
+        f"algo.source.prefill_env_steps={work.prefill_env_steps}",
+        f"algo.hp.lr={work.lr}",
+        f"algo.hp.gamma={work.gamma}",
+        f"algo.hp.tau={work.tau}",
+    ]
+
+
+def _ppo_overrides(work: Work) -> list[str]:
     return [
         "algo=ppo",
         "env=gymnax/cartpole",
@@ -66,16 +128,11 @@ def overrides(work: Work) -> list[str]:
         f"algo.hp.entropy_coef={work.entropy_coef}",
         f"algo.hp.value_coef={work.value_coef}",
         f"algo.hp.max_grad_norm={work.max_grad_norm}",
-        f"network.hidden=[{','.join(map(str, work.hidden))}]",
-        f"network.activation={work.activation}",
-        f"total_env_steps={work.total_env_steps}",
-        f"eval.every_env_steps={work.total_env_steps // 10}",
-        f"eval.num_episodes={work.eval_episodes}",
         "eval.mode=sampled",  # as Rejax evaluates
     ]
 
 
-def train(work: Work, *, seed: int, more: list[str], timeout_s: float = 900) -> Sample:
+def train(work: Work | ReplayWork, *, seed: int, more: list[str], timeout_s: float = 900) -> Sample:
     """One run in a process of its own; steps a second are what its summary.json says."""
     with_dir = [*overrides(work), *more, f"seed={seed}"]
     run_dir, seconds = launch(with_dir, timeout_s=timeout_s)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks import replay, replay_work
+from benchmarks import replay, replay_curve, replay_work
 from benchmarks.measure import ROOT
 
 RATES = {"replay_run": 600.0, "reverb_run": 150.0}
@@ -60,3 +60,12 @@ def test_the_other_environment_is_pinned_and_gives_no_address():
     lines = (ROOT / "benchmarks" / "reverb-requirements.txt").read_text().splitlines()[1:]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", x) for x in lines)
     assert {"dm-reverb==0.14.0", "tensorflow==2.15.1"} <= set(lines)
+
+
+def test_the_picture_is_drawn_from_the_results(asked, monkeypatch, tmp_path):
+    monkeypatch.setattr(replay, "run", lambda command, timeout_s: ("cpu|cpu", 0.0))
+    replay.measure(tmp_path, rounds=1, quick=False, say=lambda text: None)
+    for name in ("a.svg", "b.svg"):
+        replay_curve.draw(tmp_path / "replay.json", tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert "flashbax" in text and text == (tmp_path / "b.svg").read_text() and len(text) < 100_000
