@@ -59,6 +59,7 @@ class Memory(NamedTuple):
     argument: int
     temp: int
     total: int
+    host: int  # of the host's memory, which are none of the chip's
 
 
 def cost(module: Module) -> Cost:
@@ -325,4 +326,6 @@ def memory_of(compiled: Any) -> Memory:
     found = compiled.memory_analysis()
     temp = found.temp_size_in_bytes + found.generated_code_size_in_bytes
     results = found.output_size_in_bytes - found.alias_size_in_bytes
-    return Memory(found.argument_size_in_bytes, temp, found.argument_size_in_bytes + results + temp)
+    on_host = found.host_argument_size_in_bytes + found.host_temp_size_in_bytes
+    on_host += found.host_output_size_in_bytes - found.host_alias_size_in_bytes
+    return Memory(found.argument_size_in_bytes, temp, found.argument_size_in_bytes + results + temp, on_host)

@@ -102,6 +102,7 @@ def plan(lead: Experiment) -> tuple[dict[str, Any], Cost | None, str]:
         "temp_bytes": memory.temp,
         "total_bytes": memory.total,
         "capacity_bytes": capacity,
+        "host_bytes": memory.host,
         "flops_per_env_step": costs.flops.total() * chips / lead.env_steps_per_update,
         "bytes_per_env_step": costs.bytes * chips / lead.env_steps_per_update,
         "collectives": [
@@ -156,6 +157,7 @@ def _unfit(used: int, capacity: int, compile_s: float) -> dict[str, Any]:
         "temp_bytes": None,
         "total_bytes": used,
         "capacity_bytes": capacity,
+        "host_bytes": None,
         **dict.fromkeys(unknown),
         "collectives": [],
         "compile_s": compile_s,
@@ -210,6 +212,8 @@ def _print(lead: Experiment, target: str, report: dict[str, Any], costs: Cost) -
             f"at least, for {lead.total_env_steps:,} environment steps",
         ),
     ]
+    if report["host_bytes"]:
+        rows.insert(4, ("memory of the host, a chip", amount(report["host_bytes"]), "which the chip reads and writes"))
     if costs.dynamic_loops > 1:
         rows.append(("loops without a count", str(costs.dynamic_loops - 1), "their bodies are counted once"))
     tables.show(("", "", ""), rows, title=f"{lead.config.algo.module}, {lead.spec.name}, {target}", right=(1,))

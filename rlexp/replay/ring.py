@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rlexp.replay import sums, table, windows
+from rlexp.replay import columns, sums, table, windows
+from rlexp.replay.columns import OnHost, Storage
 from rlexp.replay.sums import Sums
 from rlexp.replay.table import Table
 from rlexp.replay.windows import Pad, Window
@@ -33,11 +34,12 @@ class Starts(NamedTuple):
     held: Bool[Array, " K"]  # and so is all of their window
 
 
-def init(rows: PyTree, *, capacity: int, weighted: bool = False) -> Ring:
+def init(rows: PyTree, *, capacity: int, weighted: bool = False, storage: Storage | PyTree = "device") -> Ring:
     """An empty ring for rows like `rows`, leaves [T, B, ...]: arrays or their structs."""
     item = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), rows)
     zero = jnp.zeros((), jnp.int32)
-    return Ring(table.init(item, capacity=capacity * _lead(rows)[1], weighted=weighted), zero, zero)
+    num = capacity * _lead(rows)[1]
+    return Ring(table.init(item, capacity=num, weighted=weighted, storage=storage), zero, zero)
 
 
 def add(ring: Ring, rows: PyTree) -> Ring:
@@ -53,8 +55,9 @@ def add(ring: Ring, rows: PyTree) -> Ring:
     def write(column: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(column, new, ring.head * num_envs, 0)
 
+    flat = jax.tree.map(lambda x: x.reshape(num, *x.shape[2:]), rows)
     written = old._replace(
-        columns=jax.tree.map(lambda x, new: write(x, new.reshape(num, *x.shape[1:])), old.columns, rows),
+        columns=columns.write(old.columns, flat, ring.head * num_envs),
         number=write(old.number, old.inserted + jnp.arange(num, dtype=jnp.uint32)),
         sampled=write(old.sampled, jnp.zeros((num,), jnp.int32)),
         inserted=old.inserted + jnp.uint32(num),
@@ -109,7 +112,7 @@ def read(ring: Ring, item: Int[Array, "*K"], *, num_envs: int, length: int) -> P
     """The windows that start there, all of them held: leaves [length, *K, ...]. They go on across the ends of episodes."""
     steps = num_envs * jnp.arange(length, dtype=jnp.int32).reshape(-1, *(1 for _ in item.shape))
     items = (item + steps) % jnp.int32(ring.table.sampled.size)
-    return jax.tree.map(lambda x: x.at[items].get(mode="promise_in_bounds"), ring.table.columns)
+    return columns.take(ring.table.columns, items)
 
 
 def read_around(
@@ -120,7 +123,7 @@ def read_around(
     offset: int,
     length: int,
     pad: Pad = "zero",
-    first: Bool[Array, " N"] | None = None,
+    first: Bool[Array, " N"] | OnHost | None = None,
 ) -> Window:
     """`length` rows from `offset` rows after each item's own, within what is held: see `windows.read`.
 
@@ -134,9 +137,9 @@ def read_around(
         return (item + distance * num_envs) % jnp.int32(ring.table.sampled.size)
 
     return windows.read(
-        lambda d: jax.tree.map(lambda x: x[place(d)], ring.table.columns),
+        lambda d: columns.take(ring.table.columns, place(d)),
         lambda d: (age - d >= 0) & (age - d < ring.size),
-        None if first is None else lambda d: first[place(d)],
+        None if first is None else lambda d: columns.take(first, place(d)),
         num=item.shape,
         offset=offset,
         length=length,

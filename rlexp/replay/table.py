@@ -7,11 +7,11 @@ Which item makes way for a new one is a remover's to say (`rlexp.replay.removers
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from rlexp.replay import sums, windows
+from rlexp.replay import columns, sums, windows
+from rlexp.replay.columns import OnHost, Storage
 from rlexp.replay.sums import Sums
 from rlexp.replay.windows import Pad, Window
 from rlexp.types import PyTree
@@ -37,12 +37,12 @@ class Table(NamedTuple):
         return self.inserted - self.number
 
 
-def init(item: PyTree, *, capacity: int, weighted: bool) -> Table:
+def init(item: PyTree, *, capacity: int, weighted: bool, storage: Storage | PyTree = "device") -> Table:
     """An empty table for items like `item`: arrays or their structs."""
-    columns = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), item)
     number, zero = jnp.zeros((capacity,), jnp.uint32), jnp.zeros((), jnp.uint32)
     weight = sums.init(capacity) if weighted else ()
-    return Table(columns, number, jnp.full((capacity,), -1, jnp.int32), weight, zero)
+    held = columns.init(item, capacity=capacity, storage=storage)
+    return Table(held, number, jnp.full((capacity,), -1, jnp.int32), weight, zero)
 
 
 def insert(table: Table, items: PyTree, *, at: Int[Array, " K"], weight: Float[Array, " K"] | None = None) -> Table:
@@ -51,10 +51,9 @@ def insert(table: Table, items: PyTree, *, at: Int[Array, " K"], weight: Float[A
     A weight that is negative or not finite becomes 0.
     """
     num = at.shape[0]
-    columns = jax.tree.map(lambda x, new: x.at[at].set(new), table.columns, items)
     number = table.inserted + jnp.arange(num, dtype=jnp.uint32)
     return table._replace(
-        columns=columns,
+        columns=columns.put(table.columns, items, at),
         number=table.number.at[at].set(number),
         sampled=table.sampled.at[at].set(0),
         weight=_weights(table.weight, at, weight),
@@ -85,14 +84,14 @@ def read(
     offset: int = 0,
     length: int,
     pad: Pad = "zero",
-    first: Bool[Array, "N L"] | None = None,
+    first: Bool[Array, "N L"] | OnHost | None = None,
 ) -> Window:
     """Windows of trajectories: `length` rows from `offset` rows after row `time` of each item; see `windows.read`.
 
     Args:
       first: the column that says where an episode begins; None goes on across the ends of episodes.
     """
-    num_rows = jax.tree.leaves(table.columns)[0].shape[1]
+    num_rows = columns.num_times(table.columns)
     is_held = table.held[item]
 
     def place(distance: Int[Array, "..."]) -> Int[Array, "..."]:
@@ -102,9 +101,9 @@ def read(
         return is_held & (time + distance >= 0) & (time + distance < num_rows)
 
     return windows.read(
-        lambda d: jax.tree.map(lambda x: x[item, place(d)], table.columns),
+        lambda d: columns.take_times(table.columns, item, place(d)),
         held_at,
-        None if first is None else lambda d: first[item, place(d)],
+        None if first is None else lambda d: columns.take_times(first, item, place(d)),
         num=item.shape,
         offset=offset,
         length=length,

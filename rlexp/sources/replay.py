@@ -35,9 +35,10 @@ from rlexp.replay import selectors, sums, table
 from rlexp.replay.ring import Ring
 from rlexp.replay.selectors import Draws
 from rlexp.replay.sums import Sums
+from rlexp.replay.table import Table
 from rlexp.sources import rollout
-from rlexp.sources.base import Source, no_feedback
-from rlexp.types import Batch, Key, Mean, Metrics, PyTree
+from rlexp.sources.base import Place, Source, no_feedback
+from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Trajectory
 
 _MOST_ROWS = 2**30  # of a shard: rows are counted in int32
 _DRAW = 2  # a stream of its own beside the two that `rings.draw` splits off
@@ -76,6 +77,8 @@ class Config:
     """Transitions of a sample, which are consecutive. null: as the algorithm says, by algo.n_step."""
     selector: Literal["uniform", "prioritised"] = "uniform"
     """Which transitions are drawn: all alike, or in proportion to what the algorithm found them worth."""
+    storage: Literal["device", "host"] = "device"
+    """Where the rows lie: in the device's memory, or in the host's, from which the drawn ones alone come to the device."""
     hp: Hp = Hp()
 
 
@@ -95,6 +98,13 @@ class Data(NamedTuple):
     key: Key
     priorities: Priorities | tuple[()]  # () where they are not asked for
     memory: PyTree = ()  # what acting remembered at the first row of each rollout [rollouts * b, ...]; () without a memory
+
+
+# Where the rows lie under storage=host: what selection looks at stays with the device.
+_HERE: Any = Place.SHARD
+_COLUMNS: Any = Trajectory._make(Place.HOST for _ in Trajectory._fields)._replace(valid=_HERE)
+_ROWS = jax.tree.map(lambda place: "host" if place is Place.HOST else "device", _COLUMNS)
+_PLACES = Data(_HERE, Ring(Table(_COLUMNS, _HERE, _HERE, _HERE, _HERE), _HERE, _HERE), _HERE, _HERE, _HERE)
 
 
 def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
@@ -137,7 +147,8 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         rollout_key, sample_key = jax.random.split(key)
         first = steps.init(rollout_key, policy)
         structs = jax.eval_shape(lambda: _rows(steps.next(first, policy)[1]))
-        ring = rings.init(structs, capacity=capacity, weighted=weighted)
+        rows: Any = _ROWS if config.storage == "host" else "device"
+        ring = rings.init(structs, capacity=capacity, weighted=weighted, storage=rows)
         zero = jnp.zeros((), jnp.float32)
         priorities = Priorities(zero + 1.0, zero, jnp.zeros((), jnp.int32)) if weighted else ()
         num_rollouts = capacity // num_steps
@@ -188,6 +199,8 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
     made = Source(
         init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=num_prefills * each, refill=refill
     )
+    if config.storage == "host":
+        made = made._replace(places=_PLACES)
     return made._replace(feedback=feedback, finish=_normalised) if weighted else made
 
 

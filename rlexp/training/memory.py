@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.machine import hardware
+from rlexp.sources.base import Place
 from rlexp.types import PyTree
 
 
@@ -25,24 +26,27 @@ def check(experiment: Experiment, mesh: Mesh) -> None:
     try:
         state = jax.eval_shape(experiment.algorithm.init, key, hp)
         policy = jax.eval_shape(lambda s: experiment.algorithm.policy(s, True), state)
+        places: Any = Place.SHARD
         if experiment.on_host:
             data, batch, _ = source.shapes(policy)
             episode = env.spec.observation
         else:
-            data = jax.eval_shape(source.init, key, policy)
+            data, places = jax.eval_shape(source.init, key, policy), source.places
             _, batch, _ = jax.eval_shape(source.next, data, policy)
             episode = jax.eval_shape(env.reset, key)
     except OverflowError as error:
         raise ConfigError(f"algo, network: arrays of these sizes cannot be made: {error}") from error
+    one_memory = mesh.devices.flat[0].platform == "cpu"
+    if one_memory:  # the host's is the device's
+        places = Place.SHARD
     shards = 1 if experiment.on_host else experiment.num_shards
     parts = {
         "network: parameters and optimiser": _size(state),
-        "algo: environments and replay memory": _size(data) * shards,
+        "algo: environments and replay memory": _size(_on_device(data, places)) * shards,
         "algo.num_envs, algo.num_steps: a batch": _size(batch) * shards,
         "env, algo.source: what all members share": _size(jax.eval_shape(lambda shared: shared, experiment.shared)),
         "eval.num_episodes: environments of an evaluation": _size(episode) * config.eval.num_episodes,
     }
-    one_memory = mesh.devices.flat[0].platform == "cpu"
     if not one_memory:
         spread = mesh.shape["data"]
         parts = {name: size if name.startswith("eval") else size / spread for name, size in parts.items()}
@@ -68,6 +72,11 @@ def _capacity(config: Any, mesh: Mesh) -> int | None:
 
 def _size(tree: PyTree) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _on_device(data: PyTree, places: PyTree) -> PyTree:
+    places = jax.tree.broadcast(places, data)
+    return jax.tree.map(lambda place, x: None if place is Place.HOST else x, places, data)
 
 
 def _bytes(size: float | int) -> str:

@@ -28,6 +28,7 @@ KEYS = [
     "temp_bytes",
     "total_bytes",
     "capacity_bytes",
+    "host_bytes",
     "flops_per_env_step",
     "bytes_per_env_step",
     "collectives",

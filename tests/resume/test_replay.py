@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import StopAfter, assert_same, build, rows, saved
@@ -31,20 +32,23 @@ DQN = (
     "shards=4",
 )
 
+HOST = ("algo.source.storage=host",)
+
 
 @functools.cache
-def programs():
+def programs(*shaping):
     """Compiled once: what is saved does not shape them."""
-    experiment = build(*DQN)
+    experiment = build(*DQN, *shaping)
     return program.trace([experiment], layout_of([experiment]))
 
 
-def run(directory, *more, stop=None, resume=None):
+def run(directory, *more, stop=None, resume=None, shaping=()):
     """One run from seed 0 in `directory`."""
     directory.mkdir(exist_ok=True)
+    more = (*more, *shaping)
     member = Member(build(*DQN, *more), directory, "00000000")
     where = Resume(directory, "all") if resume else None
-    (summary,) = train_pack([member], stop=stop or Stop(), resume=where, traced=programs())
+    (summary,) = train_pack([member], stop=stop or Stop(), resume=where, traced=programs(*shaping))
     return summary
 
 
@@ -56,9 +60,9 @@ def whole(tmp_path_factory):
     return directory
 
 
-def halved(directory, *more):
+def halved(directory, *more, **how):
     """10 updates, and a stop."""
-    summary = run(directory, *more, stop=StopAfter(1))
+    summary = run(directory, *more, stop=StopAfter(1), **how)
     assert summary["status"] == "stopped" and saved(directory)[0] == 10
 
 
@@ -87,6 +91,38 @@ def test_the_memory_is_restored_on_any_number_of_devices(num_devices, whole):
     found = [x for name, x in there.items() if "ring" in name]
     assert len(found) == len(leaves)
     assert sorted(np.asarray(x).tobytes() for x in leaves.values()) == sorted(x.tobytes() for x in found)
+
+
+@pytest.mark.slow
+def test_with_its_rows_on_the_host_it_is_the_same_run(whole, tmp_path):
+    """Half and half again; only how the rows are written down differs."""
+    halved(tmp_path, shaping=HOST)
+    run(tmp_path, resume=True, shaping=HOST)
+    (_, ours), (_, theirs) = saved(tmp_path), saved(whole)
+    common = ours.keys() & theirs.keys()
+    assert len(theirs) - len(common) == 5 and all("columns" in name for name in theirs.keys() - common)
+    for name in common:
+        np.testing.assert_array_equal(ours[name], theirs[name], name)
+    lies = {x.sharding.memory_kind for x in jax.tree.leaves(programs(*HOST).abstract_run.data.ring.table.columns)}
+    assert lies == {"pinned_host", None} or lies == {"pinned_host", jax.devices()[0].default_memory().kind}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_devices", "num_members"), [(4, 1), (1, 2), (4, 4)])
+def test_rows_on_the_host_are_those_on_the_device_on_any_mesh(num_devices, num_members):
+    """Also of a pack, whose members draw side by side."""
+
+    def trained(*shaping):
+        members = [build(*DQN, f"hardware.mesh.data={num_devices}", f"seed={i}", *shaping) for i in range(num_members)]
+        made = program.trace(members, layout_of(members)).compile()
+        return made.chunk(made.init(), 3)[0]
+
+    ours, theirs = trained(*HOST), trained()
+    for a, b in zip(jax.tree.leaves(ours.state), jax.tree.leaves(theirs.state), strict=True):
+        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, ours.data.priorities, theirs.data.priorities)
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(ours.data.ring.table.columns.obs)} == {"pinned_host"}
 
 
 def test_without_its_memory_a_run_fills_it_anew_and_says_so(whole, tmp_path, capfd):

@@ -9,7 +9,7 @@ import pytest
 from sources.numbered import check_rows, history, marking, numbered
 
 from rlexp.sources import replay
-from rlexp.sources.base import Source
+from rlexp.sources.base import Place, Source
 from rlexp.sources.replay import Hp
 
 B, T, CAPACITY, LENGTH = 3, 4, 12, 3  # environments, steps of a rollout, rows of the ring, transitions of a sample
@@ -123,3 +123,31 @@ def test_uniform_replay_asks_for_no_feedback():
     data = jax.eval_shape(made.init, jax.random.key(0), POLICY)
     assert data.priorities == () and data.ring.table.weight == ()
     assert jax.eval_shape(made.next, data, POLICY)[1].ids == ()
+
+
+def test_rows_on_the_host_are_drawn_as_on_the_device():
+    """The rows alone lie there; what selection looks at does not."""
+    made = source(storage="host")
+
+    def calls(init: Any, next: Any, feedback: Any) -> Any:
+        data, found = init(jax.random.key(0), POLICY), []
+        for _ in range(3):
+            data, batch, _ = next(data, POLICY)
+            found.append(batch)
+            data = feedback(data, batch.ids, worth(batch))
+        return data, found
+
+    ours, batches = calls(*map(jax.jit, (made.init, made.next, made.feedback)))
+    theirs, wanted = calls(init, next_, feedback)
+    jax.tree.map(np.testing.assert_array_equal, batches, wanted)
+    jax.tree.map(np.testing.assert_array_equal, ours.ring.table.weight, theirs.ring.table.weight)
+    columns = ours.ring.table.columns._asdict()
+    assert columns["obs"].words.sharding.memory_kind == "pinned_host"
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(batches)} == {jax.devices()[0].default_memory().kind}
+    places = jax.tree.broadcast(made.places, ours)  # as they are told to the layout
+    told = {jax.tree_util.keystr(p): x is Place.HOST for p, x in jax.tree_util.tree_leaves_with_path(places)}
+    lies = {
+        jax.tree_util.keystr(p): x.sharding.memory_kind == "pinned_host"
+        for p, x in jax.tree_util.tree_leaves_with_path(ours)
+    }
+    assert lies == told and sum(told.values()) == 6
