@@ -46,6 +46,7 @@ GresTypes=gpu
 NodeName=DEFAULT CPUs=4 RealMemory=4000 Gres=gpu:2 Feature=fast
 NodeName=n[1-2] NodeHostname=localhost NodeAddr=localhost Port=[{ports[1]}-{ports[2]}]
 PartitionName=main Nodes=n[1-2] Default=YES State=UP PriorityTier=1 GraceTime=60
+PartitionName=soft Nodes=n[1-2] State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=0
 PartitionName=short Nodes=n[1-2] State=UP PriorityTier=1 MaxTime=1
 PartitionName=urgent Nodes=n[1-2] State=UP PriorityTier=10 PreemptMode=OFF
 """

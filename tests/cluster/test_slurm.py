@@ -77,7 +77,7 @@ class Sweeps:
     def in_slurm(self, states: str = "running") -> dict[str, str]:
         """{job id: node} of what is in such a state."""
         out = self.cluster(
-            "squeue", "--noheader", "--array", f"--states={states}", "--partition=main", "--format=%i %N"
+            "squeue", "--noheader", "--array", f"--states={states}", "--partition=main,soft", "--format=%i %N"
         )
         return dict(line.split(maxsplit=1) if " " in line.strip() else (line.strip(), "") for line in out.splitlines())
 
@@ -300,6 +300,32 @@ def test_urgent_jobs_preempt_within_a_save(sweeps, cluster, undisturbed):
     sweeps.wait(lambda: sweeps.soon() or job in sweeps.in_slurm(), "it to run again")
     assert parent.wait(400) == 0, sweeps.said()
     assert sweeps.starts() == 2
+    assert_nothing_lost(sweeps, undisturbed)
+
+
+def test_slurm_ends_jobs_for_good(sweeps, cluster, undisturbed):
+    """PREEMPTED in a partition that cancels, NODE_FAIL where a job may not be requeued: the parent submits the pack again."""
+    parent = sweeps.start(
+        "-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "algo.num_epochs=1", "launcher=slurm", "launcher.partition=soft"
+    )
+    sweeps.wait(lambda: len(sweeps.newest()) == 1, "it to save")
+    (first,) = sweeps.in_slurm()
+    cluster("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    sweeps.wait(lambda: f"its process ended as Slurm job {first}: PREEMPTED" in sweeps.said(), "it to be preempted")
+    (reached,) = sweeps.newest()
+    sweeps.wait(lambda: max(sweeps.newest()) > reached, "it to go on")
+    ((second, node),) = sweeps.in_slurm().items()
+    assert second != first
+    cluster("scontrol", "update", f"jobid={second}", "Requeue=0")
+    cluster.kill_node(node)
+    try:
+        sweeps.wait(
+            lambda: f"its process ended as Slurm job {second}: NODE_FAIL" in sweeps.said(), "the node to be lost"
+        )
+    finally:
+        cluster.start_node(node)
+    assert parent.wait(400) == 0, sweeps.said()
+    assert sweeps.starts() == 3
     assert_nothing_lost(sweeps, undisturbed)
 
 
