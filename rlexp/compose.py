@@ -19,7 +19,7 @@ from hydra.core.utils import configure_log, run_job
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from rlexp import kinds
 from rlexp.config import ConfigError, nearest
@@ -268,9 +268,7 @@ def one_line() -> Iterator[None]:
     except OverrideParseException as error:
         raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
     except Exception as error:
-        text, file = _first_line(error), _read_file(error)
-        if isinstance(error, InterpolationKeyError) and error.full_key:
-            text = f"{error.full_key}: {text}"
+        text, file = _reasons(error), _read_file(error)
         raise ConfigError(text if file is None or file in text else f"{file}: {text}") from error
 
 
@@ -297,6 +295,11 @@ def is_ours(name: str) -> bool:
 
 def without_hydra(config: DictConfig) -> dict[str, Any]:
     """The application's part of a composed configuration, resolved, as plain data. Raises ConfigError."""
+    chosen = OmegaConf.select(config, "hydra.runtime.choices.experiment")
+    if (
+        chosen is not None and "experiment" in config
+    ):  # the group has no part of its own: its files set keys of all others
+        raise ConfigError(f"experiment={chosen}: this file does not begin with the line `# @package _global_`")
     with one_line():
         return plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
 
@@ -383,7 +386,7 @@ def _options(loader: Any, group: str, prefix: str = "") -> Iterator[str]:
         yield from _options(loader, f"{group}/{name}", f"{prefix}{name}/")
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """Hydra says the place in the first line and the reason in the next ones."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = "; ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type|See https)", line))
@@ -392,6 +395,18 @@ def _first_line(error: Exception) -> str:
         error, UnicodeError
     )
     return text if text and ours else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _reasons(error: BaseException) -> str:
+    """What it says, the path that it is about, and what it came from: of Hydra's own keys only that says what is wrong."""
+    text, cause = _first_line(error), error.__cause__
+    path = error.full_key if isinstance(error, OmegaConfBaseException) else None
+    if path and path not in text:
+        text = f"{path}: {text}"
+    if cause is None or isinstance(error, OmegaConfBaseException):
+        return text
+    reason = _reasons(cause)
+    return text if reason in text else f"{text.replace('override ++', 'override ')}: {reason}"
 
 
 def _read_file(error: BaseException | None) -> str | None:
