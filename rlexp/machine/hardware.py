@@ -108,6 +108,7 @@ _TPU_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v4-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # it is for a device's sake that one process at a time may have it: a compiler has none
 }
 
 

@@ -56,6 +56,7 @@ def test_signals_in_any_order_ask_for_the_end(monkeypatch):
     """SIGHUP after SIGUSR2 too. One Ctrl-C that comes twice is one; another one, later, ends at once."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     numbers = [signal.SIGHUP, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT]
     before = [signal.getsignal(number) for number in numbers]
     for first in numbers:
@@ -68,6 +69,7 @@ def test_signals_in_any_order_ask_for_the_end(monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert [signal.getsignal(number) for number in numbers] == before
+    signal.signal(signal.SIGHUP, earlier)
 
 
 def test_nohup_is_respected():

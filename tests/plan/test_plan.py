@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import build, command_line
+from support import LIBTPU, build, command_line, environment
 
 from rlexp import compose
 from rlexp.config import ConfigError
@@ -259,6 +259,30 @@ def test_a_mesh_that_is_no_slice_is_refused(tmp_path):
     done = command_line(tmp_path, "hardware=v4-8", "hardware.mesh.data=2", "run=plan", tpu_compiler=True)
     assert done.returncode == 2
     assert "2 x 1 is 2 devices, and the slice 'v4:2x2x1'" in done.stderr and done.stderr.count("\n") == 1
+
+
+HOLDS = """
+import sys
+from rlexp import experiment, compose
+from rlexp.machine import hardware
+hardware.describe(experiment.build(compose.compose_node(["hardware=v4-8", "run=plan"])[0]).config.hardware)
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_two_may_plan_at_once():
+    if not (LIBTPU / "libtpu").is_dir():
+        pytest.skip("no TPU compiler: make libtpu")
+    with_compiler, command = environment(LIBTPU), [sys.executable, "-c", HOLDS]
+    with subprocess.Popen(
+        command, env=with_compiler, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "here\n"  # it has the compiler, and keeps it
+        second = subprocess.run(command, env=with_compiler, input="", capture_output=True, text=True, timeout=200)
+        assert second.stdout == "here\n", second.stderr[-500:]
+        other.stdin.close()
 
 
 @pytest.mark.slow
