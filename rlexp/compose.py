@@ -40,13 +40,24 @@ def begin_another_run() -> None:
 
 
 def register_resolvers() -> None:
-    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; the others are of `rlexp.storage.store`."""
+    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; `${given:a.b,c}` is what stands at a.b, or c where that is
+    null or no key; the others are of `rlexp.storage.store`."""
     with either_hydra():
         OmegaConf.register_new_resolver("run_id", lambda: _process_id, replace=True)
         OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
+        OmegaConf.register_new_resolver("given", _given, replace=True)
         OmegaConf.register_new_resolver("local_root", lambda root: store.local_root(str(root)), replace=True)
         cache = lambda root, local=None: store.cache_dir(str(root), local or _user_cache())  # noqa: E731
         OmegaConf.register_new_resolver("cache_dir", cache, replace=True)
+
+
+def _given(path: str, otherwise: Any, *, _root_: Any) -> Any:
+    """Not where it refers to another value, which may be the one that asks: older files have `${algo.num_updates}` there."""
+    place, _, key = path.rpartition(".")
+    node = OmegaConf.select(_root_, place)
+    if not isinstance(node, DictConfig) or key not in node or OmegaConf.is_interpolation(node, key):
+        return otherwise
+    return otherwise if node[key] is None else node[key]
 
 
 def _user_cache() -> str:

@@ -46,6 +46,14 @@ class UnknownKey(ConfigError):
         return f"{self.where}: unknown key{said or '.'} Allowed: {', '.join(self.allowed)}"
 
 
+class TwoValues(ConfigError):
+    """Two keys are one setting, and have unlike values."""
+
+    def __init__(self, ours: str, value: object, theirs: str, counts: object):
+        self.ours, self.counts = ours, counts
+        super().__init__(f"{theirs}: {counts} is not {ours} {value}, and both are one setting; give {ours} alone")
+
+
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """'; did you mean "x"?', or nothing where no name is near."""
     close = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
@@ -311,7 +319,9 @@ def _validate(values: Any, cls: type[T], path: str) -> T:
     try:
         return _adapter(cls).validate_python(values)
     except ValidationError as error:
-        raise _refused(error.errors(), cls, path) from error
+        told = [e["ctx"]["error"] for e in error.errors() if "error" in e.get("ctx", {})]
+        own = [one for one in told if isinstance(one, ConfigError)]  # of a __post_init__
+        raise own[0] if own else _refused(error.errors(), cls, path) from error
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlexp import experiment as experiments
 from rlexp.algos.base import Algorithm
-from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.config import Config, ConfigError, TwoValues, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.experiment import Experiment
 from rlexp.storage import rundir, store
@@ -83,7 +83,7 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     if node is None:
         if not (run_dir / "config.yaml").exists():
             raise ConfigError(f"load: {str(run_dir)!r} is no run directory (it has no config.yaml)")
-        node = dict(rundir.read_yaml(run_dir / "config.yaml"))
+        node = as_it_counted(dict(rundir.read_yaml(run_dir / "config.yaml")))
     config, modules = parse(node, Config)
     checkpoint = load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(run_dir))
@@ -99,3 +99,13 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     return Agent(
         config, env, experiment.algorithm, state, restored.update, restored.meta["env_steps"], experiment, explore
     )
+
+
+def as_it_counted(node: dict[str, Any]) -> dict[str, Any]:
+    """A config.yaml that gives one setting unlike values under two names: that of the older name counted once."""
+    try:
+        parse(node, Config)
+    except TwoValues as two:
+        part, key = two.ours.split(".")
+        return as_it_counted(node | {part: node[part] | {key: two.counts}})
+    return node

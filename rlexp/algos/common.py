@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from rlexp.config import ConfigError
+from rlexp.config import ConfigError, TwoValues
 from rlexp.ops.distributions import masked
 from rlexp.ops.shuffle import minibatches
 from rlexp.types import Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree
@@ -67,19 +67,21 @@ def epsilon_greedy(
 def one_setting(config: Any, **names: str) -> None:
     """Makes one setting of two: {key of `config.source`: key of the algorithm's `config`}. For a Config's `__post_init__`.
 
-    The algorithm's is the one to set, and the source is told. The source's is an older name of it: where it is given it counts
-    for both, so that no schedule is of another number than that of the updates.
+    The algorithm's is the one to set, and the source is told, so that no schedule is of another number than that of the updates.
+    The source's is an older name of it, null where it is not given; the files of conf/algo/ take it for both (`${given:…}`).
+
+    Raises:
+      TwoValues: both are given, and differ.
     """
     there = {field.name for field in dataclasses.fields(config.source)}
     for theirs, ours in names.items():
         if theirs not in there:
             continue
-        given = getattr(config.source, theirs)
+        value, given = getattr(config, ours), getattr(config.source, theirs)
         if given is None:
-            told = dataclasses.replace(config.source, **{theirs: getattr(config, ours)})
-            object.__setattr__(config, "source", told)
-        else:
-            object.__setattr__(config, ours, given)
+            object.__setattr__(config, "source", dataclasses.replace(config.source, **{theirs: value}))
+        elif given != value:
+            raise TwoValues(f"algo.{ours}", value, f"algo.source.{theirs}", given)
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------

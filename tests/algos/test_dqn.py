@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from algos import toys
 
-from rlexp.config import ConfigError
+from rlexp import compose
+from rlexp.config import ConfigError, parse
+from rlexp.loading import as_it_counted
 from rlexp.networks.heads import DuellingHead, Head
 from rlexp.types import Batch
 
@@ -215,6 +217,26 @@ def test_the_updates_of_a_rollout_are_one_setting(overrides, updates, n):
     }
     done = jax.jit(lambda: made.algorithm.policy(_half_way(made, hp, updates), True).epsilon)()
     assert done == pytest.approx((hp["epsilon_start"] + hp["epsilon_end"]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given"),
+    [
+        ("dqn", ["algo.num_updates=4", "algo.source.num_updates=8"]),
+        ("dqn", ["algo.num_updates=12", "algo.source.num_updates=8"]),  # though 12 is what it would be
+        ("dqn", ["algo.n_step=2", "algo.source.sequence_length=3"]),
+        ("sac", ["algo.num_updates=4", "algo.source.num_updates=8"]),
+        ("td3", ["algo.num_updates=4", "algo.source.num_updates=8"]),
+    ],
+)
+def test_two_values_for_one_setting_are_told_in_one_line(algorithm, given):
+    (ours, value), (theirs, other) = (o.split("=") for o in given)
+    node, _ = compose.compose_node([f"algo={algorithm}", *given])
+    with pytest.raises(ConfigError) as told:
+        parse(node)
+    assert str(told.value) == f"{theirs}: {other} is not {ours} {value}, and both are one setting; give {ours} alone"
+    part, key = ours.split(".")
+    assert as_it_counted(node)[part][key] == int(other)  # a run of before, opened again
 
 
 def _half_way(made, hp, updates):
