@@ -28,7 +28,7 @@ from rlexp.training.members import Member
 from rlexp.training.metrics import mean
 from rlexp.training.program import Program, Run, Traced, collect_once, learn_once
 from rlexp.training.saves import with_memory
-from rlexp.types import Batch, PyTree, Settings
+from rlexp.types import Batch, PyTree, Settings, Shared
 
 _REPETITIONS = 5
 _CHUNK_S, _MAX_UPDATES = 0.2, 64  # a timed chunk takes about so long, and has at most so many updates
@@ -90,28 +90,35 @@ def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
+def halves(lead: Experiment, layout: Layout, traced: Traced) -> tuple[Callable, Callable]:
+    """An update in two programs: (state, data, settings, shared) -> (data, batch, metrics), and (run, batch, shared) -> (run, metrics).
+    Donated as in the chunk, so that no replay is copied; and what is shared is an argument, as there, and no constant.
+    """
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
+
+    def collect_all(state: PyTree, data: PyTree, settings: Settings, shared: Shared) -> Any:
+        return over_members(layout, lambda r: collect_once(lead, layout, r, shared))(Run(state, data, settings))
+
+    def learn_all(run: Run, batch: Batch, shared: Shared) -> Any:
+        return over_members(layout, lambda r, b: learn_once(lead, layout, r, b, shared))(run, batch)
+
+    rollout = jax.jit(collect_all, donate_argnums=1, out_shardings=(shardings.data, None, None))
+    return rollout, jax.jit(learn_all, donate_argnums=0, out_shardings=(shardings, None))
+
+
 def _clocks(
     lead: Experiment, layout: Layout, traced: Traced, compiled: Program, run: Run, update: int, lines: Path
 ) -> tuple[Run, dict[str, Any]]:
     """Medians over repetitions in which the parts take turns. `lines` takes the metric lines, and is removed."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
-
-    def collect_all(state: PyTree, data: PyTree, settings: Settings) -> Any:
-        return over_members(layout, lambda r: collect_once(lead, layout, r))(Run(state, data, settings))
-
-    def learn_all(run: Run, batch: Batch) -> Any:
-        return over_members(layout, lambda r, b: learn_once(lead, layout, r, b))(run, batch)
-
-    # Donated as in the chunk, so that no replay is copied.
-    rollout = jax.jit(collect_all, donate_argnums=1, out_shardings=(shardings.data, None, None))
-    learn = jax.jit(learn_all, donate_argnums=0, out_shardings=(shardings, None))
+    rollout, learn = halves(lead, layout, traced)
+    shared = jax.device_put(lead.shared, layout.replicated)
 
     def apart(run: Run, num_updates: int) -> tuple[Run, float, float]:
         rollout_s = update_s = 0.0
         for _ in range(num_updates):
-            seconds, (data, batch, _) = _timed(rollout, *run)
+            seconds, (data, batch, _) = _timed(rollout, *run, shared)
             rollout_s += seconds
-            seconds, (run, _) = _timed(learn, run._replace(data=data), batch)
+            seconds, (run, _) = _timed(learn, run._replace(data=data), batch, shared)
             update_s += seconds
         return run, rollout_s, update_s
 

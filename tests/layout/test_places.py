@@ -12,6 +12,7 @@ from support import saved
 from rlexp import compose, experiment
 from rlexp.config import ConfigError
 from rlexp.machine.stop import Stop
+from rlexp.modes.profile import halves
 from rlexp.training import layout as layouts
 from rlexp.training import program
 from rlexp.training.layout import feed_back
@@ -98,6 +99,15 @@ def test_a_pack_has_one_copy_of_what_is_shared():
         assert 'constant dense<"0x' not in lowered.as_text()
     run = traced(1, 2).abstract_run
     assert not [x for x in jax.tree.leaves(run) if LENGTH in x.shape or 5000 in x.shape]
+
+
+def test_what_a_profile_compiles_apart_takes_it_as_an_argument_too():
+    lead, made = build("hardware.mesh.data=1"), traced(1)
+    rollout, learn = halves(lead, layout_of([lead]), made)
+    run = made.abstract_run
+    _, batch, _ = jax.eval_shape(rollout, *run, lead.shared)
+    for lowered in (rollout.lower(*run, lead.shared), learn.lower(run, batch, lead.shared)):
+        assert 'constant dense<"0x' not in lowered.as_text()
 
 
 def test_it_is_read_once_and_evaluations_read_it_too():
