@@ -319,7 +319,7 @@ def _validate(values: Any, cls: type[T], path: str) -> T:
     try:
         return _adapter(cls).validate_python(values)
     except ValidationError as error:
-        told = [e["ctx"]["error"] for e in error.errors() if "error" in e.get("ctx", {})]
+        told = [e.get("ctx", {}).get("error") for e in error.errors()]
         own = [one for one in told if isinstance(one, ConfigError)]  # of a __post_init__
         raise own[0] if own else _refused(error.errors(), cls, path) from error
 

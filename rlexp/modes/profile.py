@@ -90,8 +90,9 @@ def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def halves(lead: Experiment, layout: Layout, traced: Traced) -> tuple[Callable, Callable]:
-    """An update in two programs: (state, data, settings, shared) -> (data, batch, metrics), and (run, batch, shared) -> (run, metrics).
+def halves(lead: Experiment, layout: Layout, traced: Traced) -> tuple[Any, Any]:
+    """An update in two programs: (state, data, settings, shared) -> (data, batch, metrics); (run, batch, shared) -> (run, metrics).
+
     Donated as in the chunk, so that no replay is copied; and what is shared is an argument, as there, and no constant.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, traced.abstract_run)
