@@ -40,8 +40,8 @@ def begin_another_run() -> None:
 
 
 def register_resolvers() -> None:
-    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; `${given:a.b,c}` is what stands at a.b, or c where that is
-    null or no key; the others are of `rlexp.storage.store`."""
+    """`${run_id:}` names this process's run; `${multiply:a,b}` is a product; `${given:a.b,c}` is what stands at a.b, or
+    c where that is null or no key; the others are of `rlexp.storage.store`."""
     with either_hydra():
         OmegaConf.register_new_resolver("run_id", lambda: _process_id, replace=True)
         OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)

@@ -6,7 +6,7 @@ Shapes: `T` time steps of a rollout, `B` environments, `U` updates of one chunk 
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
 PyTree = Any
 Key = PRNGKeyArray
@@ -96,10 +96,15 @@ class Shared(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A metric: means over shards, steps and chunks are exact, since only sums are ever added."""
+    """A metric: means over shards, steps and chunks are exact, since only sums are ever added. float32; what has to be counted
+    to the last one is uint32, as AGENT_STEPS is.
+    """
 
-    sum: Float[Array, ""]
-    count: Float[Array, ""]
+    sum: Num[Array, ""]
+    count: Num[Array, ""]
+
+
+AGENT_STEPS = "train/agent_step_share"  # a source's metric: transitions, among as many environment steps
 
 
 class Update(NamedTuple):

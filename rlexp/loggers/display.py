@@ -42,7 +42,7 @@ def tracker(infos: Sequence[RunInfo]) -> Callable[[Sequence[Row]], Status]:
 
     def track(rows: Sequence[Row]) -> Status:
         env_steps, wall_s = int(rows[0]["env_steps"]), float(rows[0]["wall_s"])
-        if all(name in ("env_steps", "wall_s") or name.startswith("eval/") for name in rows[0]):
+        if all(name in ("env_steps", "wall_s", "agent_steps") or name.startswith("eval/") for name in rows[0]):
             marks.clear()  # before the first update: what was stepped until now says nothing of the speed to come
         elif len(marks) == 2 and marks[0][0] == infos[0].start_env_steps:
             marks.popleft()  # the first chunk held the compilation: it says nothing of the speed to come

@@ -37,6 +37,8 @@ class Source(NamedTuple):
         0  # that one next() takes; 0: it has no environments, as a data set, and updates are counted
     )
     prefill_env_steps: int = 0  # that init takes
+    # init, and what was counted meanwhile; None where it counts nothing. Only so are the transitions of a prefill known.
+    begin: Callable[[Key, Any], tuple[Data, Metrics]] | None = None
     # (key, policy, how often next was called): Data anew, in the middle of a run. Where there is this, Data are a memory, and
     # checkpoint.replay=false leaves them out.
     refill: Callable[[Key, Any, Any], Data] | None = None

@@ -15,7 +15,7 @@ from rlexp.config import Host, schema
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.sources.base import HostSource, no_feedback
 from rlexp.sources.rollout import clip_action
-from rlexp.types import Batch, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
+from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
 
 
 @schema
@@ -80,10 +80,11 @@ def make(
         world.episode_length = valid * (world.episode_length + 1)
         last = valid * after.last.astype(np.float32)
         num_episodes = last.sum()
+        counted: Any = np.sum(~before.last, dtype=np.uint32), np.uint32(num_envs)
         metrics = {
             "train/return_mean": Mean((last * world.episode_return).sum(), num_episodes),
             "train/length_mean": Mean((last * world.episode_length).sum(), num_episodes),
-            "train/agent_step_share": Mean(valid.sum(), np.sum(np.ones_like(valid))),
+            AGENT_STEPS: Mean(*counted),
         }
         for name, x in (after.info or {}).items():
             metrics[f"env/{name}"] = Mean((last * x).sum(), num_episodes)
@@ -113,7 +114,7 @@ def make(
         return (
             Data(key),
             Batch(trajectory, weight, memory=memory),
-            jax.tree.map(lambda *x: np.asarray(sum(x), np.float32), *metrics),
+            jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype), *metrics),
         )
 
     def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
@@ -130,18 +131,17 @@ def make(
         carry = jax.eval_shape(lambda: algorithm.carry(num_envs))
         action, _, extras = jax.eval_shape(algorithm.act, policy, carry, timestep, key)
         rows = rows_of(Trajectory(obs, flags, action, each, each, each, extras))
-        scalar = one((), jnp.float32)
+        scalar, number = one((), jnp.float32), one((), jnp.uint32)
         names = [
             "train/return_mean",
             "train/length_mean",
-            "train/agent_step_share",
             *(f"env/{name}" for name in env.info),
         ]
         memory = jax.tree.map(lambda s: one((1, *s.shape), s.dtype), carry)
         return (
             Data(key),
             Batch(rows, one((1, num_envs), jnp.float32), memory=memory),
-            {n: Mean(scalar, scalar) for n in names},
+            {n: Mean(scalar, scalar) for n in names} | {AGENT_STEPS: Mean(number, number)},
         )
 
     return HostSource(init, next, no_feedback, close, shapes, env_steps_per_update=num_envs * num_steps)

@@ -143,7 +143,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         )
         return data._replace(rollout=stepped, ring=ring, memory=memory), metrics
 
-    def init(key: Key, policy: Any) -> Data:
+    def begin(key: Key, policy: Any) -> tuple[Data, Metrics]:
         rollout_key, sample_key = jax.random.split(key)
         first = steps.init(rollout_key, policy)
         structs = jax.eval_shape(lambda: _rows(steps.next(first, policy)[1]))
@@ -154,7 +154,16 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         num_rollouts = capacity // num_steps
         memory = jax.tree.map(lambda s: jnp.zeros((num_rollouts * num_envs, *s.shape[1:]), s.dtype), memory_of)
         data = Data(first, ring, sample_key, priorities, memory)
-        return jax.lax.fori_loop(0, num_prefills, lambda _, data: collect(data, policy)[0], data)
+        counted = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(collect, data, policy)[1])
+
+        def fill(_: Any, carry: tuple[Data, Metrics]) -> tuple[Data, Metrics]:
+            data, metrics = collect(carry[0], policy)
+            return data, jax.tree.map(jnp.add, carry[1], metrics)
+
+        return jax.lax.fori_loop(0, num_prefills, fill, (data, counted))
+
+    def init(key: Key, policy: Any) -> Data:
+        return begin(key, policy)[0]
 
     def refill(key: Key, policy: Any, num_calls: Any) -> Data:
         data = init(key, policy)
@@ -196,8 +205,9 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         return data._replace(ring=ring, priorities=before._replace(highest=highest, refused=refused))
 
     each = steps.env_steps_per_update
+    prefill = num_prefills * each
     made = Source(
-        init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=num_prefills * each, refill=refill
+        init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=prefill, begin=begin, refill=refill
     )
     if config.storage == "host":
         made = made._replace(places=_PLACES)

@@ -10,7 +10,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Host, schema
 from rlexp.envs.base import Env, batched
 from rlexp.sources.base import Source, no_feedback
-from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
+from rlexp.types import AGENT_STEPS, Batch, Continuous, EnvSpec, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
 
 
 @schema
@@ -55,7 +55,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         metrics = {
             "train/return_mean": Mean(jnp.sum(last * episode_return), num_episodes),
             "train/length_mean": Mean(jnp.sum(last * episode_length), num_episodes),
-            "train/agent_step_share": Mean(jnp.sum(valid), jnp.full((), num_envs, jnp.float32)),
+            AGENT_STEPS: Mean(jnp.sum(~before.last, dtype=jnp.uint32), jnp.full((), num_envs, jnp.uint32)),
         }
         for name, x in (after.info or {}).items():
             metrics[f"env/{name}"] = Mean(jnp.sum(last * x), num_episodes)

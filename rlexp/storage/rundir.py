@@ -316,8 +316,8 @@ def summary(
     resumed_from: int | None = None,
 ) -> dict[str, Any]:
     """summary.json of what does not train: the same keys as of a training."""
-    found = {"status": status, "objective": objective, "env_steps": env_steps, "env_steps_per_second": None}
-    return found | {"compile_s": compile_s, "resumed_from": resumed_from}
+    found = {"status": status, "objective": objective, "env_steps": env_steps, "agent_steps": None}
+    return found | {"env_steps_per_second": None, "compile_s": compile_s, "resumed_from": resumed_from}
 
 
 def read_json(path: Path) -> Any:

@@ -126,10 +126,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             learn, play = compiled(), Player(member.env_of(member.settings), algorithm, config.eval.num_episodes)
             source = member.source_of(member.settings)
 
-            def init() -> Run:
+            def begin() -> tuple[Run, Metrics]:
                 state, key = init_state(seeds[0], _first(hp))
                 policy = jax.device_put(explorer(state), actor)
-                return Run(state, place(source.init(jax.device_put(key[0], actor), policy)), settings_now())
+                return Run(state, place(source.init(jax.device_put(key[0], actor), policy)), settings_now()), {}
 
             def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
                 state, data = run.state, jax.device_put(_first(run.data), actor)
@@ -151,7 +151,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 play.close()
 
             return Program(
-                init=init,
+                begin=begin,
                 chunk=chunk,
                 evaluate=lambda run, update: evaluate(play, run.state, update),
                 compile_s=time.perf_counter() - began,

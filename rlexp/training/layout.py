@@ -101,6 +101,19 @@ def init_shards(layout: Layout, source: Source) -> Callable:
     return init
 
 
+def begin_shards(layout: Layout, source: Source) -> Callable:
+    """(key, policy) -> (Data as of `init_shards`, metrics of what was taken meanwhile)."""
+
+    def begin(key: jax.Array, policy: PyTree) -> tuple[PyTree, Metrics]:
+        if source.begin is None:
+            return init_shards(layout, source)(key, policy), {}
+        of_shard = source.begin
+        data, metrics = one_by_one(lambda k: of_shard(k, policy), jax.random.split(key, layout.num_shards))
+        return _first_where_replicated(source.places, data), jax.tree.map(lambda x: x.sum(axis=0), metrics)
+
+    return begin
+
+
 def collect(layout: Layout, source: Source) -> Callable:
     """(data, policy) -> (data, Batch [U, T+1, B, ...] with the shard as the major part of B, metrics)."""
 

@@ -92,7 +92,9 @@ def train_pack(
             if restored:
                 run = with_memory(restored, traced)
             else:
-                run = take_learnt(resume, lead, compiled.init(), pack.progress.warn)
+                run, counted = compiled.begin()
+                pack.agent_steps = metrics.transitions_at_start(counted, lead, len(members))
+                run = take_learnt(resume, lead, run, pack.progress.warn)
             del restored
             changes = [hook.change and program.changed_by(hook.change, traced, config.seed) for hook in hooks]
 
@@ -174,9 +176,18 @@ class Reports:
         now = time.perf_counter()
         seconds, self._fetched = now - self._fetched, now
         pack, env_steps = self._pack, self._pack.lead.env_steps(chunk.update)
-        values = metrics.values(jax.device_get(chunk))
+        chunk = jax.device_get(chunk)
+        if chunk.num_updates:
+            pack.count(metrics.transitions(chunk.metrics))
+        values = metrics.values(chunk)
         values |= metrics.speed(chunk, pack.lead, len(pack.members), seconds)
-        rows = metrics.rows(values, len(pack.members), env_steps=env_steps, wall_s=now - self._began)
+        rows = metrics.rows(
+            values,
+            len(pack.members),
+            env_steps=env_steps,
+            wall_s=now - self._began,
+            agent_steps=pack.agent_steps,
+        )
         going, troubles = pack.going(), pack.log(rows)
         pack.summary["env_steps"] = env_steps
         for i, name in metrics.not_finite(values).items():

@@ -29,6 +29,7 @@ class Ended(NamedTuple):
     status: str  # finished or pruned
     why: str
     env_steps: int
+    agent_steps: int | None = None
 
 
 class Start(NamedTuple):
@@ -42,6 +43,7 @@ class Start(NamedTuple):
     failed: dict[int, str]
     ended: dict[int, Ended]
     had_ended: bool  # a run alone: it may have all that it is to have
+    agent_steps: list[int] | None  # transitions so far; None where they were not counted
     num_lines: int | None  # of metrics, of each that is trained still; None where the checkpoint does not say
 
 
@@ -59,6 +61,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
             failed={},
             ended={},
             had_ended=False,
+            agent_steps=None,
             num_lines=0,
         )
     alone = len(experiments) == 1
@@ -72,6 +75,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
         failed={} if alone else {int(i): why for i, why in meta["failed"].items()},
         ended={} if alone else ended,
         had_ended=alone and bool(ended),
+        agent_steps=meta.get("agent_steps"),
         num_lines=meta.get("num_lines"),
     )
 
@@ -105,6 +109,7 @@ class Pack:
         for text in [*warnings, *filter(None, gaps)]:
             self.progress.warn(text)
         self.objectives, self.num_lines = start.objectives, start.num_lines
+        self.agent_steps = start.agent_steps
         self.failed, self.ended = start.failed | lost, start.ended  # member -> why it is trained no more
         for i in self.failed.keys() & self.loggers:
             self.progress.fail(self._here.index(i))
@@ -120,6 +125,15 @@ class Pack:
         """[members], of the last evaluation; NaN for one that has failed or ended."""
         known = {i: self.objectives[i] for i in self.going()}
         return np.array([known.get(i) for i in range(len(self.members))], np.float64)
+
+    def count(self, transitions: list[int] | None) -> None:
+        """Adds those of a chunk, of each member; None where the source does not count them."""
+        if self.agent_steps is not None:
+            self.agent_steps = transitions and [a + b for a, b in zip(self.agent_steps, transitions, strict=True)]
+
+    def agent_steps_of(self, i: int) -> int | None:
+        """Transitions of a member so far."""
+        return None if self.agent_steps is None else self.agent_steps[i]
 
     def log(self, rows: Sequence[Row]) -> dict[int, Exception]:
         """Writes everyone's line; {member: why its line cannot be written}."""
@@ -143,7 +157,7 @@ class Pack:
 
     def end(self, i: int, how: Leave, env_steps: int) -> None:
         """Takes a member out that has not failed."""
-        self.ended[i] = Ended(how.status, how.why, env_steps)
+        self.ended[i] = Ended(how.status, how.why, env_steps, self.agent_steps_of(i))
         self.progress.note(f"{self.members[i].dir}: {how.status} at {env_steps:,} steps: {how.why}")
 
     def saved(self, env_steps: int) -> None:
@@ -157,9 +171,13 @@ class Pack:
 
     def close(self) -> None:
         """Ends the loggers, and writes the summaries: everyone's, whatever another one raises."""
-        self.summaries = summaries = [self.summary | {"objective": objective} for objective in self.objectives]
+        self.summaries = summaries = [
+            self.summary | {"objective": objective, "agent_steps": self.agent_steps_of(i)}
+            for i, objective in enumerate(self.objectives)
+        ]
         for i, one in self.ended.items():
-            summaries[i] |= {"status": one.status, "env_steps": one.env_steps, "ended": one.why}
+            status, why, env_steps, agent_steps = one
+            summaries[i] |= {"status": status, "env_steps": env_steps, "agent_steps": agent_steps, "ended": why}
         for i, why in self.failed.items():
             summaries[i] |= {"status": "failed", "error": why}
         with contextlib.ExitStack() as closing:

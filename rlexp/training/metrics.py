@@ -1,5 +1,6 @@
 """From what a chunk has counted on the device to metric lines, one for each member."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from rlexp.experiment import Experiment
 from rlexp.loggers import Row
 from rlexp.training.evaluate import Episodes, episode_means
-from rlexp.types import Mean, Metrics
+from rlexp.types import AGENT_STEPS, Mean, Metrics
 
 Values = dict[str, np.ndarray]  # {metric: float64 [members]}; NaN where nothing was counted, inf where it is not finite
 
@@ -37,10 +38,27 @@ def speed(chunk: Chunk, experiment: Experiment, num_members: int, seconds: float
     return {name: np.full(num_members, x) for name, x in found.items()}
 
 
-def rows(values: Values, num_members: int, *, env_steps: int, wall_s: float) -> list[Row]:
+def rows(
+    values: Values, num_members: int, *, env_steps: int, wall_s: float, agent_steps: Sequence[int] | None = None
+) -> list[Row]:
     """The line of each member, with null for what is no finite number."""
     when: Row = {"env_steps": env_steps, "wall_s": wall_s}
-    return [when | {name: _finite_or_none(x[i]) for name, x in values.items()} for i in range(num_members)]
+    own: list[Row] = [{"agent_steps": x} for x in agent_steps] if agent_steps is not None else [{}] * num_members
+    return [when | own[i] | {name: _finite_or_none(x[i]) for name, x in values.items()} for i in range(num_members)]
+
+
+def transitions(counted: Metrics) -> list[int] | None:
+    """Of each member; None where the source does not count them."""
+    found = counted.get(AGENT_STEPS)
+    return None if found is None else [int(x) for x in np.asarray(found.sum)]
+
+
+def transitions_at_start(counted: Metrics, lead: Experiment, num_members: int) -> list[int] | None:
+    """As `transitions`, before the first update: those of a prefill."""
+    found = transitions(counted)
+    if found is None and not lead.prefill_env_steps and lead.source_of(lead.settings).env_steps_per_update:
+        return [0] * num_members
+    return found
 
 
 def not_finite(values: Values) -> dict[int, str]:

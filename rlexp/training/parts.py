@@ -22,12 +22,16 @@ class Run(NamedTuple):
 class Program(NamedTuple):
     """What the trainer calls."""
 
-    init: Callable[[], Run]
+    begin: Callable[[], tuple[Run, Metrics]]  # a fresh run, and what its source counted before the first update
     chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
     evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
     compile_s: float
     executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
     close: Callable[[], None] = lambda: None  # ends what a source of the host has started
+
+    def init(self) -> Run:
+        """A fresh run."""
+        return self.begin()[0]
 
 
 class Traced(NamedTuple):

@@ -18,7 +18,7 @@ from rlexp.experiment import Experiment
 from rlexp.sources.base import no_feedback
 from rlexp.training import host
 from rlexp.training.evaluate import Episodes, evaluate
-from rlexp.training.layout import Layout, collect, feed_back, init_shards, over_members, run_shardings
+from rlexp.training.layout import Layout, begin_shards, collect, feed_back, init_shards, over_members, run_shardings
 from rlexp.training.parts import (
     BETWEEN,
     Program,
@@ -81,11 +81,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return host.trace(experiments, layout)
     greedy = lead.config.eval.mode == "greedy"
 
-    def init_one(seed: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> Run:
+    def begin_one(seed: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> tuple[Run, Metrics]:
         state_key, data_key = train_keys(seed)
         state = lead.algorithm.init(state_key, hp)
         policy = lead.algorithm.policy(state, True)
-        return Run(state, init_shards(layout, lead.source_of(settings, shared))(data_key, policy), settings)
+        data, counted = begin_shards(layout, lead.source_of(settings, shared))(data_key, policy)
+        return Run(state, data, settings), counted
 
     def chunk_one(run: Run, num_updates: jax.Array, shared: Shared) -> tuple[Run, Metrics]:
         # traced once for its shapes and the loop
@@ -112,8 +113,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
     # What is closed over here is one for all members.
 
-    def init_all(seeds: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> Run:
-        return over_members(layout, lambda k, h, t: init_one(k, h, t, shared))(seeds, hp, settings)
+    def begin_all(seeds: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> tuple[Run, Metrics]:
+        return over_members(layout, lambda k, h, t: begin_one(k, h, t, shared))(seeds, hp, settings)
 
     def chunk_all(run: Run, num_updates: jax.Array, shared: Shared) -> tuple[Run, Metrics]:
         # one trip count for all members: a batched one would make every carry a select
@@ -127,7 +128,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def refill_all(state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array, shared: Shared) -> PyTree:
         return over_members(layout, lambda s, t, k: refill_one(s, t, k, update, shared))(state, settings, seeds)
 
-    shapes = jax.eval_shape(init_all, *member_data(experiments), lead.shared)
+    shapes = jax.eval_shape(begin_all, *member_data(experiments), lead.shared)[0]
     shardings = run_shardings(layout, shapes, lead.source_of(lead.settings).places)
     abstract_run = jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
@@ -151,8 +152,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     @functools.cache
     def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
         placed = jax.device_put(member_data(experiments), per_member)
-        init = jax.jit(init_all, out_shardings=shardings).lower(*placed, abstract_shared)
-        return init.compile(), lower_chunk().compile()
+        begin = jax.jit(begin_all, out_shardings=(shardings, per_member)).lower(*placed, abstract_shared)
+        return begin.compile(), lower_chunk().compile()
 
     @functools.cache
     def evaluation() -> jax.stages.Compiled:
@@ -163,10 +164,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def of(members: Sequence[Experiment]) -> Traced:
         def compile_all() -> Program:
             began = time.perf_counter()
-            (init, chunk), play = executables(), compile_evaluate()
+            (begin, chunk), play = executables(), compile_evaluate()
             placed, shared = jax.device_put(member_data(members), per_member), placed_shared()
             return Program(
-                init=lambda: init(*placed, shared),
+                begin=lambda: begin(*placed, shared),
                 chunk=lambda run, num_updates: chunk(run, np.int32(num_updates), shared),
                 evaluate=lambda run, update: play(run.state, run.settings, update),
                 compile_s=time.perf_counter() - began,

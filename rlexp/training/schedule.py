@@ -6,6 +6,8 @@ from typing import Any
 
 from rlexp.experiment import Experiment
 
+_MOST_STEPS = 2**32 - 1  # of a chunk, which counts transitions in uint32
+
 
 def chunk_end(experiment: Experiment, update: int) -> int:
     """The update at which the next chunk ends: the next evaluation, metric line or checkpoint, whichever comes first."""
@@ -14,6 +16,7 @@ def chunk_end(experiment: Experiment, update: int) -> int:
         if every:
             target = (experiment.env_steps(update) // every + 1) * every
             candidates.append(-(-(target - experiment.prefill_env_steps) // experiment.env_steps_per_update))
+    candidates.append((update // (most := _MOST_STEPS // experiment.env_steps_per_update) + 1) * most)
     if every := config.checkpoint.every_updates:
         candidates.append((update // every + 1) * every)
     return min(candidates)

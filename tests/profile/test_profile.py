@@ -124,6 +124,7 @@ def test_what_is_left_behind(one_device: Path) -> None:
         "status": "finished",
         "objective": None,
         "env_steps": 0,
+        "agent_steps": None,
         "env_steps_per_second": None,
         "compile_s": report["compile_s"],
         "resumed_from": None,
@@ -176,7 +177,7 @@ def test_takes_the_parameters_alone(trained: Path) -> None:
     experiment = build(*SMALL, "shards=4", "total_env_steps=64", "checkpoint.restore=params")
     traced = program.trace([experiment], layout_of([experiment]))
     fresh = traced.compile().init()
-    run, update = profile._start(experiment, traced, NOT_COMPILED._replace(init=lambda: fresh), trained)
+    run, update = profile._start(experiment, traced, NOT_COMPILED._replace(begin=lambda: (fresh, {})), trained)
     assert update is None
     np.testing.assert_array_equal(run.state.step, [0])
     before, after = jax.tree.leaves(fresh.state.params), jax.tree.leaves(run.state.params)

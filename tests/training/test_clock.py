@@ -33,6 +33,7 @@ def test_a_data_set_counts_updates(built, tmp_path):
     lines = rows(tmp_path)
     assert [line["env_steps"] for line in lines if line["env_steps"]] == [5, 10, 12]
     assert [line["env/calls"] for line in lines if line["env_steps"]] == [2.0, 7.0, 10.5]
+    assert summary["agent_steps"] is None and not any("agent_steps" in line for line in lines)  # there is no agent
     assert lines[-1]["loss/policy"] < 0.5 and summary["objective"] == 1.0
 
 

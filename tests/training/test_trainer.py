@@ -34,11 +34,19 @@ def test_a_run_leaves_what_it_should(tmp_path, capsys):
     assert [r["env_steps"] for r in lines] == [0, 512, 1024]  # the first updates at or after 500 and 1000
     assert summary["objective"] == lines[-1]["eval/return_mean"]
     expected = {"env_steps", "wall_s", "eval/return_mean", "eval/return_std", "eval/length_mean", "train/return_mean"}
-    expected |= {"train/agent_step_share", "train/length_mean", "throughput/env_steps_per_second", "time/chunk_s"}
+    expected |= {
+        "agent_steps",
+        "train/agent_step_share",
+        "train/length_mean",
+        "throughput/env_steps_per_second",
+        "time/chunk_s",
+    }
     names = "policy value entropy approx_kl clip_fraction explained_variance grad_norm lr"
     expected |= {f"loss/{name}" for name in names.split()}
     assert set(lines[1]) == expected
-    assert set(lines[0]) == {name for name in expected if name.startswith(("env_steps", "wall_s", "eval/"))}
+    assert set(lines[0]) == {
+        name for name in expected if name.startswith(("env_steps", "agent_steps", "wall_s", "eval/"))
+    }
     assert (run_dir / "curve.png").stat().st_size > 1000
     assert list((run_dir / "checkpoints").glob("16/run"))
 
