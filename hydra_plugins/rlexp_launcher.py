@@ -23,6 +23,7 @@ class RlexpLauncher(Launcher):
 
     def __init__(self, pack: str | None = None) -> None:
         self.pack = pack
+        self.wandb_group: str | None = None  # of the sweep, once a batch has been launched
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
         """Called once by the sweeper."""

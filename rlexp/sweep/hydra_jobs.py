@@ -1,9 +1,10 @@
 """A batch of jobs as a sweeper hands it over: compose, check, pack, run, and give Hydra what it expects of each."""
 
+import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,14 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    group = _name_group(sweep_dir)
+    with named_group(launcher, sweep_dir) as group:
+        return _launch(launcher, job_overrides, first, sweep_dir, group)
+
+
+def _launch(
+    launcher: Any, job_overrides: Sequence[Sequence[str]], first: int, sweep_dir: Path, group: str
+) -> list[JobReturn]:
+    config = launcher.config
     compositions = Compositions(launcher.hydra_context.config_loader, config)
 
     def compose_job(number: int) -> DictConfig:
@@ -130,25 +138,24 @@ def _packs(jobs: Sequence[Job], sweep_dir: Path) -> list[list[Job]]:
     return grouped(jobs, pack=settings.pack, max_pack=settings.max_pack, before=before)
 
 
-_group: tuple[Path, str] | None = None  # of this process's last sweep
-
-
-def _name_group(sweep_dir: Path) -> str:
-    """Sets WANDB_RUN_GROUP, which logger.wandb.group reads, unless the user has: a name that no other sweep has, were its
-    directory called the same. Batches of a sweep and a resumed one have the same; so the manifest remembers it."""
-    global _group
-    ours = _group[1] if _group else None
-    if (given := os.environ.get("WANDB_RUN_GROUP")) and given != ours:
-        return given
+@contextlib.contextmanager
+def named_group(launcher: Any, sweep_dir: Path) -> Iterator[str]:
+    """Sets WANDB_RUN_GROUP, which logger.wandb.group reads, for as long as a batch takes, unless the user has: a name that no other
+    sweep has, were its directory called the same. A batch has that of the one before; so the launcher keeps it. A resumed sweep
+    has it too; so the manifest remembers it.
+    """
+    if given := os.environ.get("WANDB_RUN_GROUP"):
+        yield given
+        return
     if (sweep_dir / NAME).exists():
         name = Manifest(sweep_dir).recall("wandb_group") or sweep_dir.name  # of a sweep begun by an earlier version
-    elif _group and _group[0] == sweep_dir:
-        name = _group[1]
     else:
-        name = f"{sweep_dir.name}-{secrets.token_hex(3)}"
-    _group = sweep_dir, name
-    os.environ["WANDB_RUN_GROUP"] = name
-    return name
+        name = launcher.wandb_group or f"{sweep_dir.name}-{secrets.token_hex(3)}"
+    launcher.wandb_group = os.environ["WANDB_RUN_GROUP"] = name
+    try:
+        yield name
+    finally:
+        os.environ.pop("WANDB_RUN_GROUP", None)
 
 
 def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:

@@ -4,7 +4,6 @@ Every leaf of a Run has the members as its first axis, a pack of one too. `Run.d
 source works shard by shard (`collect`); the update sees the global batch, and the compiler puts the reductions in.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from rlexp.experiment import Experiment
 from rlexp.machine import hardware
 from rlexp.machine.hardware import ParamRule
 from rlexp.sources.base import Place, Source
+from rlexp.training import param_rules
 from rlexp.types import Batch, Metrics, PyTree, Trajectory
 
 _HOST_MEMORY = "pinned_host"  # what JAX calls memory of the host that a device reads and writes by itself
@@ -179,50 +179,16 @@ def run_shardings(layout: Layout, abstract_run: Any, places: PyTree = Place.SHAR
     if layout.members_on_data:
         run = jax.tree.map(lambda _: layout.member_sharding, abstract_run)
         return run._replace(data=jax.tree.map(lambda place: _in_memory(layout.member_sharding, place), places))
-    _check_rules(layout, abstract_run.state)
+    rules = layout.param_rules
+    param_rules.check(rules, layout.mesh, abstract_run.state)
     shards = NamedSharding(layout.mesh, P(None, "data"))
     where = {place: layout.replicated if place is Place.REPLICATED else _in_memory(shards, place) for place in Place}
-    state = jax.tree_util.tree_map_with_path(lambda path, x: _param_sharding(layout, path, x), abstract_run.state)
+    state = jax.tree_util.tree_map_with_path(
+        lambda path, x: NamedSharding(layout.mesh, param_rules.spec_of(rules, path, x)), abstract_run.state
+    )
     data = jax.tree.map(lambda place: where[place], places)
     settings = jax.tree.map(lambda _: layout.replicated, abstract_run.settings)
     return abstract_run._replace(state=state, data=data, settings=settings)
-
-
-def _check_rules(layout: Layout, state: PyTree) -> None:
-    leaves = {_name(path): leaf.shape[1:] for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-    for rule in layout.param_rules:
-        where = f"hardware.param_rules: path {rule.path!r}, spec {list(rule.spec)}"
-        try:
-            found = {name: shape for name, shape in leaves.items() if re.search(rule.path, name)}
-        except re.error as error:
-            raise ConfigError(f"{where}: the path is no regular expression ({error})") from error
-        axes = [axis for axis in rule.spec if axis is not None]
-        if len(set(axes)) < len(axes):
-            raise ConfigError(f"{where}: an axis of the mesh can split one dimension only")
-        fitting = {name: shape for name, shape in found.items() if len(shape) == len(rule.spec)}
-        if not fitting:
-            some = ", ".join(name for name, shape in leaves.items() if len(shape) == len(rule.spec))[:300]
-            raise ConfigError(f"{where}: no parameter of {len(rule.spec)} dimensions matches; there are {some}")
-        for name, shape in fitting.items():
-            for size, axis in zip(shape, rule.spec, strict=True):
-                if axis is not None and size % layout.mesh.shape[axis]:
-                    raise ConfigError(
-                        f"{where}: {name} has {size} in that dimension, which hardware.mesh.{axis} "
-                        f"{layout.mesh.shape[axis]} does not divide; a longer path leaves it out"
-                    )
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _param_sharding(layout: Layout, path: Any, leaf: Any) -> NamedSharding:
-    """The optimiser's moments have the parameter's path inside theirs, so the same rule finds them."""
-    name = _name(path)
-    for rule in layout.param_rules:
-        if len(rule.spec) == leaf.ndim - 1 and re.search(rule.path, name):
-            return NamedSharding(layout.mesh, P(None, *rule.spec))
-    return layout.replicated
 
 
 def _parted(places: PyTree, data: PyTree) -> tuple[PyTree, PyTree]:

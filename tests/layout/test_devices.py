@@ -18,7 +18,7 @@ SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=
 PPO = ("algo=ppo", "algo.normalize_observations=true")
 ALGORITHMS = [
     PPO,
-    ("algo=ppo", "network=gru", "network.units=16", "network.torso.hidden=[16]"),
+    pytest.param(("algo=ppo", "network=gru", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow),
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
     pytest.param(("algo=dqn",), marks=pytest.mark.slow),
@@ -64,6 +64,7 @@ def test_one_and_four_devices_train_alike(overrides):
     assert metrics["train/return_mean"].count[0] > 0
 
 
+@pytest.mark.slow
 def test_another_number_of_shards_is_another_run():
     """So the test above compares something."""
     one, _, _ = run_on(1, *SMALL, *PPO, num_updates=2)
@@ -91,6 +92,7 @@ def test_a_pack_over_four_devices_has_no_collectives_and_trains_as_on_one():
     assert difference(one.state.params, four.state.params) < 1e-5
 
 
+@pytest.mark.slow  # its lines: tests/training/test_trainer.py
 def test_a_member_of_a_pack_trains_as_it_does_alone():
     overrides = ("env=gymnax/cartpole", "algo.num_envs=4", "algo.num_steps=32")
     pack, metrics, episodes = run_on(1, *overrides, num_updates=10, seeds=(3, 5, 7))

@@ -45,7 +45,9 @@ class Profiled(NamedTuple):
 def one_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A profiled run."""
     directory = tmp_path_factory.mktemp("one_device")
-    profile.profile_run(Member(build(*SMALL), directory, "00000000"), None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(profile, "_CHUNK_S", 0.01)
+        profile.profile_run(Member(build(*SMALL), directory, "00000000"), None)
     return directory
 
 

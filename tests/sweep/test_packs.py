@@ -1,5 +1,6 @@
 """One pack of a sweep, in this process: what its members share, and which of them fail alone."""
 
+import functools
 import json
 import os
 import shutil
@@ -73,53 +74,77 @@ def test_a_pack_that_is_too_large_is_halved(tmp_path, monkeypatch, capsys):
     assert [e.status for e in manifest.jobs()] == ["finished"] * 4
 
 
-def test_a_member_whose_directory_cannot_be_used_fails_alone(tmp_path, monkeypatch):
+@functools.cache
+def programs() -> packs.Programs:
+    """Compiled once for all packs of four that differ in what happens to them."""
+    return packs.Programs()
+
+
+def train_four(directory: Path, stop: Stop) -> list[Entry]:
+    """A pack of them, in a new directory or one that is there."""
+    directory.mkdir(exist_ok=True)
+    manifest = Manifest(directory)
+    jobs = four(directory, manifest, *SMALL, "logger.progress=off")
+    packs.train(jobs, directory, manifest, stop=stop, programs=programs())
+    return manifest.jobs()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert [e.status for e in train_four(directory, Stop())] == ["finished"] * 4
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "obstacle", "said"),
+    [
+        ("start", lambda member: (member / "metrics.jsonl").mkdir(), "Is a directory"),
+        pytest.param("start", lambda member: (member / "checkpoints").touch(), "checkpoints", marks=pytest.mark.slow),
+        pytest.param(
+            "later",
+            lambda member: (member / "metrics.jsonl").write_text("nonsense\n"),
+            "line 1: not a JSON object",
+            marks=pytest.mark.slow,
+        ),
+        ("later, unseen", lambda member: (member / "summary.json").mkdir(), "Is a directory"),
+    ],
+)
+def test_a_member_whose_directory_cannot_be_used_fails_alone(name, obstacle, said, undisturbed, tmp_path, monkeypatch):
     """One is a file, one is locked by a process that goes on with it alone, one has no place for metrics or checkpoints, from
     the start or when a pack goes on: the others end as if they had been undisturbed."""
-    small, programs, red = [*SMALL, "logger.progress=off"], packs.Programs(), []
-
-    def train(directory: Path, stop: Stop) -> list[Entry]:
-        manifest = Manifest(directory)
-        packs.train(four(directory, manifest, *small), directory, manifest, stop=stop, programs=programs)
-        return manifest.jobs()
+    red = []
 
     def display(kind, infos):
         return make(kind, infos)._replace(fail=lambda i: red.append(infos[i].dir.name))
 
     make = progress.make
     monkeypatch.setattr(progress, "make", display)
-    (tmp_path / "undisturbed").mkdir()
-    assert [e.status for e in train(tmp_path / "undisturbed", Stop())] == ["finished"] * 4
-    for name, obstacle, said in (
-        ("start", lambda member: (member / "metrics.jsonl").mkdir(), "Is a directory"),
-        ("start too", lambda member: (member / "checkpoints").touch(), "checkpoints"),
-        ("later", lambda member: (member / "metrics.jsonl").write_text("nonsense\n"), "line 1: not a JSON object"),
-        ("later too", lambda member: (member / "summary.json").mkdir(), "Is a directory"),
-    ):
-        directory = tmp_path / name
-        directory.mkdir()
-        if name.startswith("later"):
-            stopped = train(directory, StopAfter(2))
-            assert [(e.status, e.attempt) for e in stopped] == [("stopped", 1)] * 4
-            shutil.rmtree(directory / "0")
-            (directory / "2/summary.json").unlink()
-        (directory / "0").touch()
-        for member in (directory / "2", directory / "3"):
-            member.mkdir(exist_ok=True)
-        obstacle(directory / "2")
-        before = sorted(path.name for path in (directory / "3").iterdir())
-        red.clear()
-        with rundir.lock(directory / "3"):
-            ended = train(directory, Stop())
-        assert [e.status for e in ended] == ["failed", "finished", "failed", "failed"]
-        errors = [e.error or "" for e in ended]
-        assert "cannot write to" in errors[0] and "another process is running" in errors[3]
-        assert said in errors[2]
-        assert red == ["2"] * (name != "later too")  # there the display does not know of it
-        assert sorted({*before, ".lock"}) == sorted(path.name for path in (directory / "3").iterdir())
-        assert_same(directory / "1", tmp_path / "undisturbed/1")
-        assert not (directory / "packs").exists()
-    assert json.loads((tmp_path / "later/1/summary.json").read_text())["resumed_from"] == 512
+    directory = tmp_path / "sweep"
+    if name.startswith("later"):
+        stopped = train_four(directory, StopAfter(2))
+        assert [(e.status, e.attempt) for e in stopped] == [("stopped", 1)] * 4
+        shutil.rmtree(directory / "0")
+        (directory / "2/summary.json").unlink()
+    directory.mkdir(exist_ok=True)
+    (directory / "0").touch()
+    for member in (directory / "2", directory / "3"):
+        member.mkdir(exist_ok=True)
+    obstacle(directory / "2")
+    before = sorted(path.name for path in (directory / "3").iterdir())
+    red.clear()
+    with rundir.lock(directory / "3"):
+        ended = train_four(directory, Stop())
+    assert [e.status for e in ended] == ["failed", "finished", "failed", "failed"]
+    errors = [e.error or "" for e in ended]
+    assert "cannot write to" in errors[0] and "another process is running" in errors[3]
+    assert said in errors[2]
+    assert red == ["2"] * (name != "later, unseen")  # the display does not know of it
+    assert sorted({*before, ".lock"}) == sorted(path.name for path in (directory / "3").iterdir())
+    assert_same(directory / "1", undisturbed / "1")
+    assert not (directory / "packs").exists()
+    if name.startswith("later"):
+        assert json.loads((directory / "1/summary.json").read_text())["resumed_from"] == 512
 
 
 def test_where_no_directory_can_be_used_each_job_has_its_own_reason(tmp_path):
