@@ -1,5 +1,6 @@
 """What a sweep knows of its jobs: `sweep.sqlite` in the sweep's directory, which outlives any process."""
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -195,6 +196,7 @@ class Manifest:
                 f"hydra.sweep.dir: another process runs the sweep in {str(self.path.parent)!r} ({self.recall('owner')})"
             ) from error
         _owned[self.path] = file
+        atexit.register(self.disown)
         self.remember("owner", {"host": platform.node(), "pid": os.getpid()})
 
     def disown(self) -> None:

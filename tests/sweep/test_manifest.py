@@ -1,8 +1,11 @@
 """`python -m rlexp.sweep` in a directory that holds no sweep of ours."""
 
 import sqlite3
+import subprocess
+import sys
 
 import pytest
+from support import environment
 
 from rlexp.sweep.__main__ import main
 from rlexp.sweep.manifest import NAME, Manifest
@@ -48,3 +51,12 @@ def test_a_sweep_that_was_killed_at_its_very_beginning(tmp_path, capsys, verb):
         assert said == f"rlexp.sweep: {tmp_path}: this sweep had hardly begun; give its own command line again\n"
     else:
         assert code == 0 and said == ""
+
+
+def test_a_process_that_ran_a_sweep_leaves_nothing_open(tmp_path):
+    program = (
+        f"from pathlib import Path; from rlexp.sweep.manifest import Manifest; Manifest(Path({str(tmp_path)!r})).own()"
+    )
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
