@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from jaxtyping import Array, Float
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
@@ -27,6 +26,7 @@ from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import MemoryTorso, SharedTrunk, net
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
+from rlexp.ops import weighted
 from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
@@ -269,12 +269,12 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             # For all minibatches at once, so that the devices meet twice an epoch for it, and not twice a gradient step.
             count = jnp.sum(shuffled.weight, axis=tuple(range(1, shuffled.weight.ndim)))
             if config.normalize_advantages:
-                shuffled = shuffled._replace(advantage=_normalised(shuffled.advantage, shuffled.weight, count))
+                shuffled = shuffled._replace(advantage=weighted.normalised(shuffled.advantage, shuffled.weight, count))
             return jax.lax.scan(gradient_step, state, ((shuffled, memory), count))
 
         learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
-        metrics["loss/explained_variance"] = common.single(_explained_variance(value[:-1], target, weight))
+        metrics["loss/explained_variance"] = common.single(weighted.explained_variance(value[:-1], target, weight))
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
             rows_of_obs = jax.tree.map(lambda x: x[:-1], trajectory.obs)
             stats = observation_normaliser.update(state.normaliser, rows_of_obs, trajectory.valid[:-1])
@@ -282,25 +282,3 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     return Algorithm(init, policy, trunk.carry, act, update)
-
-
-def _normalised(
-    advantage: Float[Array, "M ..."], weight: Float[Array, "M ..."], count: Float[Array, " M"]
-) -> Float[Array, "M ..."]:
-    """Mean 0 and deviation 1 in each minibatch, over the rows that count."""
-    axes = tuple(range(1, advantage.ndim))
-    num_rows = jnp.expand_dims(jnp.maximum(count, 1.0), axes)
-    centred = advantage - jnp.sum(advantage * weight, axis=axes, keepdims=True) / num_rows
-    variance = jnp.sum(jnp.square(centred) * weight, axis=axes, keepdims=True) / num_rows
-    return centred / (jnp.sqrt(variance) + 1e-8)
-
-
-def _explained_variance(value: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
-    """1 - Var[target - value] / Var[target], over the rows that count."""
-    num_rows = jnp.maximum(jnp.sum(weight), 1.0)
-
-    def variance(x: jax.Array) -> jax.Array:
-        mean = jnp.sum(x * weight) / num_rows
-        return jnp.sum(jnp.square(x - mean) * weight) / num_rows
-
-    return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
