@@ -227,6 +227,7 @@ def test_the_updates_of_a_rollout_are_one_setting(overrides, updates, n):
         ("dqn", ["algo.n_step=2", "algo.source.sequence_length=3"]),
         ("sac", ["algo.num_updates=4", "algo.source.num_updates=8"]),
         ("td3", ["algo.num_updates=4", "algo.source.num_updates=8"]),
+        ("r2d2", ["algo.sequence_length=40", "algo.source.sequence_length=48"]),
     ],
 )
 def test_two_values_for_one_setting_are_told_in_one_line(algorithm, given):
