@@ -56,9 +56,10 @@ def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
     config, modules = parse(composed.node, Config)
     node, directory = as_read(composed.node, config), composed.run_dir
     run_dir = Path(directory).absolute()
-    if config.run == "eval" and config.resume in (None, "auto"):
+    if config.run in ("eval", "record") and config.resume in (None, "auto"):
         raise ConfigError(
-            f"resume: {config.resume or 'null'} is not allowed with run=eval; expected the directory or the id of a trained run"
+            f"resume: {config.resume or 'null'} is not allowed with run={config.run}; "
+            "expected the directory or the id of a trained run"
         )
     if config.resume not in (None, "auto") and resume_dir is None:
         raise ConfigError(
@@ -125,7 +126,7 @@ def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 # What a resumed run does not take over from the overrides that it was started with.
-_NOT_INHERITED = re.compile(r"run|checkpoint\.restore|processes\..*")
+_NOT_INHERITED = re.compile(r"run|checkpoint\.restore|processes\..*|record\..*")
 
 
 def main() -> None:

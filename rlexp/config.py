@@ -170,6 +170,20 @@ class StopAtConfig:
 
 
 @schema
+class RecordConfig:
+    """What run=record writes."""
+
+    path: Host[Text | None] = None
+    """Directory of the new data set, whose name ends in -v and a number; nothing may be there. Relative to where you are."""
+    num_episodes: Host[Count] = 100
+    """Whole episodes, each with a seed of its own."""
+    mode: Host[Literal["greedy", "sampled"]] = "sampled"
+    """greedy takes the most likely action; sampled draws from the policy as in training."""
+    format: Host[Literal["hdf5", "arrow"]] = "hdf5"
+    """Of the files."""
+
+
+@schema
 class DebugConfig:
     """Switches for finding faults; all slow the run down."""
 
@@ -203,8 +217,8 @@ class Config:
     """Seed of everything random. Two runs with the same seed on the same machine are the same, bit for bit."""
     total_env_steps: Steps
     """Environment steps to train for, over all environments; rounded up to whole updates. 1e6, 500k and 1M are fine."""
-    run: Literal["train", "eval", "plan", "check", "profile"]
-    """train; eval and profile take a trained run by resume=; plan compiles for hardware that is not here; check tries a mesh."""
+    run: Literal["train", "eval", "plan", "check", "profile", "record"]
+    """train; eval, profile, record take a trained run by resume=; plan compiles for hardware not here; check tries a mesh."""
     algo: Part
     """The algorithm: algo=ppo, pqn, dqn, r2d2, sac, td3."""
     env: Part
@@ -222,6 +236,8 @@ class Config:
     eval: EvalConfig
     stop_at: StopAtConfig = StopAtConfig()
     """Ends a run early: stop_at.return=475."""
+    record: RecordConfig = RecordConfig()
+    """Of run=record."""
     between: Part | None = None
     """What acts between two chunks, once an evaluation: a node with `module:`, as one of your own."""
     logger: Host[Part]

@@ -12,7 +12,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.networks.base import MemoryTorso
-from rlexp.sources.base import HostSource, Source, is_host
+from rlexp.sources.base import HostSource, Source, environments, is_host
 from rlexp.types import EnvSpec, PyTree, Settings, Shared
 
 
@@ -24,7 +24,7 @@ class Experiment(NamedTuple):
     modules: dict[str, str]  # path of a node -> its module
     spec: EnvSpec
     algorithm: Algorithm
-    on_host: bool  # the environments run in Python, and the source is a HostSource
+    on_host: bool  # the source is a HostSource: environments that run in Python, or a data set
     # (settings, shared=None), where None stands for the `shared` below
     env_of: Callable[..., Any]  # an Env, or a HostEnv
     source_of: Callable[..., Any]  # a Source, of one logical shard; or a HostSource, of all
@@ -32,6 +32,7 @@ class Experiment(NamedTuple):
     settings: Settings  # the other traced settings
     shared: Shared  # what is read and never changed, on the host
     num_shards: int
+    steps_environments: bool  # the source does; without it updates are counted where environment steps are
     env_steps_per_update: int  # as the source says; 1 where it takes none, so that updates are counted in their place
     prefill_env_steps: int  # what the source takes before the first update
     total_updates: int
@@ -39,6 +40,11 @@ class Experiment(NamedTuple):
     def env_steps(self, update: int) -> int:
         """Environment steps after so many updates, over all shards."""
         return self.prefill_env_steps + update * self.env_steps_per_update
+
+    @property
+    def clock(self) -> str:
+        """What is counted, in words."""
+        return "environment steps" if self.steps_environments else "updates"
 
     @property
     def total_env_steps(self) -> int:
@@ -81,7 +87,7 @@ def build(
     if isinstance(env, Env):
         own = Shared(env=env.shared)
     on_host = is_host(source_module)
-    _check_place(config, modules, env, on_host)
+    _check_place(modules, env, source_module, on_host)
     network = load_module(modules["network"], "network")
 
     def torso_of(spec: EnvSpec, *, memory: bool = False) -> Any:
@@ -155,15 +161,16 @@ def build(
         settings=settings,
         shared=own,
         num_shards=num_shards,
+        steps_environments=source.env_steps_per_update > 0,
         env_steps_per_update=env_steps_per_update,
         prefill_env_steps=prefill,
         total_updates=total_updates,
     )
 
 
-def _check_place(config: Config, modules: Mapping[str, str], env: Any, on_host: bool) -> None:
-    """Raises ConfigError where the environment and the source are not of one place."""
-    if isinstance(env, HostEnv) == on_host:
+def _check_place(modules: Mapping[str, str], env: Any, source_module: Any, on_host: bool) -> None:
+    """Raises ConfigError where the environment is none that the source takes."""
+    if isinstance(env, environments(source_module)):
         return
     runs, steps = "runs on the host", "steps compiled environments"
     if on_host:

@@ -32,6 +32,7 @@ TABLE = {
     **dict.fromkeys(TRACED, Equal(pack=False, resume=True, job=True)),
     "run": Equal(pack=True, resume=False, job=True),
     "total_env_steps": Equal(pack=True, resume=False, job=True),
+    "algo.source.path": Equal(pack=True, resume=False, job=True),  # a data set may have been moved
     "stop_at": Equal(pack=True, resume=False, job=True),
     "eval": Equal(pack=True, resume=False, job=True),  # the objective comes from it
     "hardware": Equal(pack=True, resume=False, job=False),  # only the logical shards shape the numbers

@@ -47,9 +47,9 @@ def prepare(
     Raises:
       ConfigError: one line.
     """
-    if config.run == "eval" and resume_dir is None:
+    if config.run in ("eval", "record") and resume_dir is None:
         raise ConfigError(
-            "resume: run=eval needs the directory or the id of a trained run; of several runs, one command each"
+            f"resume: run={config.run} needs the directory or the id of a trained run; of several runs, one command each"
         )
     if elsewhere:
         jax.config.update("jax_platforms", "cpu")
@@ -61,10 +61,16 @@ def prepare(
     meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
     experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"] if meta else None)
     if experiment.on_host:
-        host.check(config)
+        host.check(experiment)
+    if config.run == "record":
+        from rlexp.modes import record
+
+        record.check(config)
     if config.run == "plan":
         hardware.describe(config.hardware)
         return experiment
+    if experiment.on_host and config.run == "train" and not elsewhere:
+        experiment.source_of(experiment.settings).check()
     if not elsewhere:
         memory.check(experiment, hardware.make(config.hardware))
     if meta and config.run == "train" and config.checkpoint.restore == "all":
@@ -109,7 +115,7 @@ def connect(config: Config, num_members: int = 1) -> None:
     hardware.prepare(config.hardware, plan=config.run == "plan", num_processes=num_processes, num_members=num_members)
     if config.run != "plan":
         distributed.start(config.processes, num_hosts=1 if config.hardware.emulate else config.hardware.hosts)
-    if config.run in ("eval", "profile") and jax.process_count() > 1:
+    if config.run in ("eval", "profile", "record") and jax.process_count() > 1:
         raise ConfigError(
             f"run: {config.run} is done by one process, and here are {jax.process_count()}; start one, with a profile of one "
             "host, such as hardware=cpu. Several processes can: train|check"
@@ -161,6 +167,10 @@ def _run(member: Member, resume_dir: Path | None) -> float | None:
         if not check_run(member):
             raise CheckFailed(f"run=check: not all passed; the numbers are in {member.dir / 'check.json'}")
         return None
+    if experiment.config.run == "record":
+        from rlexp.modes.record import record_run
+
+        return record_run(member, resume_dir)
     if experiment.config.run == "profile":
         from rlexp.modes.profile import profile_run
 

@@ -54,6 +54,9 @@ class HostEnv(NamedTuple):
     spec: EnvSpec
     open: Callable[[int], Opened]  # (how many)
     info: tuple[str, ...] = ()  # the names in TimeStep.info
+    own_action: Continuous | None = (
+        None  # where `spec.action` is scaled: as the environment has it, and data sets of it
+    )
 
 
 class Transition(NamedTuple):

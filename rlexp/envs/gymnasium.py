@@ -49,7 +49,10 @@ def make(config: Config) -> HostEnv:
         limit = config.max_episode_steps or (game.spec.max_episode_steps if game.spec else None)
         if limit is None:
             raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
-        actions, observations = _actions(config.id, game.action_space), _observations(config.id, game.observation_space)
+        actions, observations = (
+            _actions(config.id, game.action_space),
+            read_observations(config.id, game.observation_space),
+        )
     finally:
         game.close()
     spec = EnvSpec(config.id, observations.struct, actions.spec, int(limit))
@@ -81,7 +84,7 @@ def make(config: Config) -> HostEnv:
 
         return Opened(reset, step, envs.close)
 
-    return HostEnv(spec, open)
+    return HostEnv(spec, open, own_action=actions.own)
 
 
 def _made(config: Config) -> Any:
@@ -125,9 +128,12 @@ def _quiet() -> Iterator[None]:
 class _Actions(NamedTuple):
     spec: Discrete | MultiDiscrete | Continuous
     write: Callable[[Any], Any]  # actions [B, ...] -> what Gymnasium is given
+    own: Continuous | None = None  # where they are scaled: as Gymnasium has them
 
 
-class _Observations(NamedTuple):
+class Observations(NamedTuple):
+    """What comes of the observations of a space."""
+
     struct: PyTree  # of one observation
     read: Callable[[Any], PyTree]  # Gymnasium's, of a batch -> ours
 
@@ -150,22 +156,23 @@ def _actions(name: str, space: Any) -> _Actions:
         def scaled(action: Any) -> np.ndarray:
             return np.clip(middle + half * np.asarray(action), space.low, space.high).astype(space.dtype)
 
-        return _Actions(spec, scaled)
+        return _Actions(spec, scaled, Continuous(space.shape, space.low, space.high))
     raise ConfigError(
         f"env.id: the actions of {name} are {_said(space)}; allowed: Discrete, MultiDiscrete of one axis, Box of floats"
     )
 
 
-def _observations(name: str, space: Any, path: str = "") -> _Observations:
+def read_observations(name: str, space: Any, path: str = "") -> Observations:
+    """Of any space that can be learnt from. Raises ConfigError for another."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        parts = {key: _observations(name, inner, f"{path}.{key}") for key, inner in space.spaces.items()}
+        parts = {key: read_observations(name, inner, f"{path}.{key}") for key, inner in space.spaces.items()}
         structs = {key: part.struct for key, part in parts.items()}
-        return _Observations(structs, lambda obs: {key: part.read(obs[key]) for key, part in parts.items()})
+        return Observations(structs, lambda obs: {key: part.read(obs[key]) for key, part in parts.items()})
     if isinstance(space, spaces.Tuple):
-        several = [_observations(name, inner, f"{path}.{i}") for i, inner in enumerate(space.spaces)]
-        return _Observations(
+        several = [read_observations(name, inner, f"{path}.{i}") for i, inner in enumerate(space.spaces)]
+        return Observations(
             tuple(part.struct for part in several),
             lambda obs: tuple(part.read(x) for part, x in zip(several, obs, strict=True)),
         )
@@ -174,7 +181,7 @@ def _observations(name: str, space: Any, path: str = "") -> _Observations:
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
         one_hot = np.eye(size, dtype=np.float32)
-        return _Observations(
+        return Observations(
             jax.ShapeDtypeStruct((size,), jnp.float32), lambda obs: one_hot[np.asarray(obs, np.int64) - start]
         )
     if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
@@ -185,8 +192,8 @@ def _observations(name: str, space: Any, path: str = "") -> _Observations:
     )
 
 
-def _array(shape: tuple[int, ...], dtype: np.dtype) -> _Observations:
-    return _Observations(jax.ShapeDtypeStruct(shape, dtype), lambda obs: np.asarray(obs).astype(dtype, copy=False))
+def _array(shape: tuple[int, ...], dtype: np.dtype) -> Observations:
+    return Observations(jax.ShapeDtypeStruct(shape, dtype), lambda obs: np.asarray(obs).astype(dtype, copy=False))
 
 
 def _type(dtype: Any) -> np.dtype:

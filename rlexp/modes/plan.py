@@ -55,10 +55,8 @@ def plan_run(member: Member) -> dict[str, Any]:
     target = _target(lead)
     print(f"compiling {lead.config.algo.module} for {lead.spec.name} on {target}; this can take a minute", flush=True)
     if lead.on_host:
-        print(
-            "the environments run on the host: what is planned is the learning, without them and without acting",
-            flush=True,
-        )
+        what = "the environments run on the host" if lead.steps_environments else "the data comes from the host"
+        print(f"{what}: what is planned is the learning, and nothing else", flush=True)
     report, costs, text = plan(lead)
     rundir.write_json(directory / "plan.json", report)
     rundir.write_json(directory / "summary.json", rundir.summary(compile_s=report["compile_s"]))

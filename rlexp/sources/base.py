@@ -7,8 +7,9 @@ program, a `HostSource` is Python beside it. So it is known before anything is b
 import enum
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+from rlexp.envs.base import Env, HostEnv
 from rlexp.types import Batch, Key, Metrics, PyTree
 
 Data = Any
@@ -61,9 +62,18 @@ class HostSource(NamedTuple):
     feedback: Callable[[Data, Any, Any], Data]  # (data, Batch.ids [U, B, ...], priority [U, B]), NumPy arrays
     close: Callable[[], None]  # ends what it has started; may be called twice
     shapes: Callable[[Any], tuple[Data, Batch, Metrics]]  # (policy) -> jax.ShapeDtypeStructs of what next() gives
-    env_steps_per_update: int = 0
+    env_steps_per_update: int = 0  # 0: it steps no environments, and `policy` is ()
     prefill_env_steps: int = 0
     refill: Callable[[Key, Any, Any], Data] | None = None  # as a Source's
+    check: Callable[[], None] = lambda: None  # before anything is started: raises ConfigError for what it cannot read
+
+
+def environments(module: ModuleType) -> tuple[type, ...]:
+    """Those that a source takes: `Env`, `HostEnv` or both, as the type of `env` in its `make` says. Where it says nothing, those
+    of its own place."""
+    hint = get_type_hints(module.make).get("env")
+    said = tuple(kind for kind in (get_args(hint) or (hint,)) if kind in (Env, HostEnv))
+    return said or ((HostEnv,) if is_host(module) else (Env,))
 
 
 def is_host(module: ModuleType) -> bool:

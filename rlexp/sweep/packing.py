@@ -60,7 +60,7 @@ def grouped(
         size = 1 if on_the_host else max_pack or len(group)
         if pack == "require" and (on_the_host or min(size, len(group)) == 1 < len(jobs)):
             why = "launcher.max_pack is 1" if max_pack == 1 else "it shares its program with no other"
-            why = "its environments run on the host" if on_the_host else why
+            why = "its environments or its data are the host's" if on_the_host else why
             raise ConfigError(
                 f"launcher.pack: require, but job {group[0].number} ({' '.join(group[0].overrides)}) trains alone: {why}; "
                 "allowed: auto|off|require"
@@ -96,8 +96,8 @@ def apart(pack: Sequence[Job], num_processes: int, mode: PackMode) -> list[Seque
 
 
 def _on_the_host(job: Job) -> bool:
-    """Whether the environments run outside the compiled program. Nothing is built for it: JAX must not start before the hardware
-    is chosen."""
+    """Whether environments or data are outside the compiled program. Nothing is built for it: JAX must not start before the
+    hardware is chosen."""
     return is_host(load_module(job.modules["algo.source"], "algo.source"))
 
 

@@ -1,10 +1,11 @@
-"""The programs of a run whose environments live on the host: init, chunk, evaluate, as of any run (`rlexp.training.program`).
+"""The programs of a run whose environments or data live on the host: init, chunk, evaluate, as `rlexp.training.program` has them.
 
     source.next() in Python · the batch goes to the devices · the compiled half learns from it
 
-The learning is spread over the mesh as ever. The policy acts on one device. So what the environments do does not depend on how many
-devices there are, and the logical shards are what the update makes of the batch. What stands in `Run.data` is what the source keeps
-for a checkpoint; it is the same on all devices.
+The learning is spread over the mesh as ever, and the evaluation too where its environments are compiled. A policy acts on one
+device, so that what environments of the host do does not depend on how many devices there are, and the logical shards are what the
+update makes of the batch. A data set is not acted in: each process reads its own shards. What stands in `Run.data` is what the
+source keeps for a checkpoint; it is the same on all devices.
 """
 
 import functools
@@ -19,38 +20,47 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import Config, ConfigError
+from rlexp.config import ConfigError
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.experiment import Experiment
 from rlexp.sources.base import Place, no_feedback
 from rlexp.sources.rollout import clip_action
 from rlexp.training.evaluate import Episodes
+from rlexp.training.evaluation import Play, evaluation
 from rlexp.training.layout import Layout, run_shardings
 from rlexp.training.parts import Program, Run, Traced, evaluation_key, learn_from, member_data, refill_key, train_keys
 from rlexp.types import Batch, Key, Metrics, PyTree, Settings, TimeStep, Trajectory
 
 
-def check(config: Config) -> None:
-    """Raises ConfigError for what is not done with environments of the host."""
+def check(experiment: Experiment) -> None:
+    """Raises ConfigError for what is not done with a source of the host."""
+    config = experiment.config
     reasons = {
         "check": "compares one compiled program on several meshes",
         "profile": "takes one compiled program apart",
     }
     if why := reasons.get(config.run):
-        raise ConfigError(
-            f"run: {config.run} {why}, and these environments run on the host, outside of it; allowed: train|eval|plan"
+        what = (
+            "these environments run on the host" if experiment.steps_environments else "this data comes from the host"
         )
-    if config.run != "plan" and (num := jax.process_count()) > 1:
+        raise ConfigError(f"run: {config.run} {why}, and {what}, outside of it; allowed: train|eval|plan|record")
+    if config.run == "plan" or (num := jax.process_count()) == 1:
+        return
+    if isinstance(experiment.env_of(experiment.settings), HostEnv):
         raise ConfigError(f"processes.number: {num} is not allowed where environments run on the host; allowed: 1")
+    if config.hardware.mesh.data % num:
+        raise ConfigError(
+            f"hardware.mesh.data: {config.hardware.mesh.data} is no multiple of the {num} processes, each of which reads its part"
+        )
 
 
 def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     """What `program.trace` is for compiled environments. Raises ConfigError for more than one member."""
     lead = experiments[0]
     if len(experiments) > 1:
+        what = "environments run on the host" if lead.steps_environments else "data comes from the host"
         raise ConfigError(
-            f"launcher.pack: {len(experiments)} members cannot share a program whose environments run on the host; "
-            "each trains alone"
+            f"launcher.pack: {len(experiments)} members cannot share a program whose {what}; each trains alone"
         )
     source, algorithm, config = lead.source_of(lead.settings), lead.algorithm, lead.config
     mesh, actor = layout.mesh, SingleDeviceSharding(layout.mesh.devices.flat[0])
@@ -109,6 +119,19 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def compiled() -> jax.stages.Compiled:
         return lower_learn().compile()
 
+    env = lead.env_of(lead.settings)
+    compile_evaluation = (
+        None
+        if isinstance(env, HostEnv)
+        else evaluation(experiments, layout, abstract_run, lambda: jax.device_put(lead.shared, layout.replicated))
+    )
+
+    def put(batch: Batch) -> Batch:
+        """The part of this process, which goes over while the devices still work."""
+        if jax.process_count() == 1:
+            return jax.device_put(batch, batch_shardings)
+        return jax.tree.map(jax.make_array_from_process_local_data, batch_shardings, batch)
+
     init_state = jax.jit(lambda *args: _alone(init_one(*args)), out_shardings=(shardings.state, layout.replicated))
     # Taken out on the mesh, where the state lies, and brought to the device that acts.
     explorer = jax.jit(lambda state: policy_of(_first(state), True))
@@ -123,22 +146,25 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
         def compile_all() -> Program:
             began = time.perf_counter()
-            learn, play = compiled(), Player(member.env_of(member.settings), algorithm, config.eval.num_episodes)
+            learn, (play, close_play) = compiled(), player()
             source = member.source_of(member.settings)
+
+            def acting(state: PyTree) -> PyTree:
+                """The policy, on the device that acts; nothing for a source that steps no environments."""
+                return jax.device_put(explorer(state), actor) if lead.steps_environments else ()
 
             def begin() -> tuple[Run, Metrics]:
                 state, key = init_state(seeds[0], _first(hp))
-                policy = jax.device_put(explorer(state), actor)
-                return Run(state, place(source.init(jax.device_put(key[0], actor), policy)), settings_now()), {}
+                return Run(state, place(source.init(jax.device_put(key[0], actor), acting(state))), settings_now()), {}
 
             def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
                 state, data = run.state, jax.device_put(_first(run.data), actor)
                 sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
                 for _ in range(num_updates):
-                    policy = jax.device_put(explorer(state), actor)
-                    data, batch, collected = source.next(data, policy)
-                    batch, ids = jax.device_put(batch, batch_shardings), batch.ids
+                    data, batch, collected = source.next(data, acting(state))
+                    batch, ids = put(batch), batch.ids
                     collected = jax.device_put(collected, layout.replicated)
+                    jax.block_until_ready(sums)  # of the update before: no more than one batch waits on the devices
                     state, sums, told = learn(state, batch, collected, sums)
                     if told is not None:
                         data = source.feedback(data, ids, np.asarray(told))
@@ -148,12 +174,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             def close() -> None:
                 source.close()
-                play.close()
+                close_play()
 
             return Program(
                 begin=begin,
                 chunk=chunk,
-                evaluate=lambda run, update: evaluate(play, run.state, update),
+                evaluate=lambda run, update: play(run.state, run.settings, update),
                 compile_s=time.perf_counter() - began,
                 executable=learn,
                 close=close,
@@ -162,9 +188,18 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         def settings_now() -> Settings:
             return jax.device_put(settings, shardings.settings)
 
-        def evaluate(play: "Player", state: PyTree, update: int) -> Episodes:
-            policy = jax.device_put(judged(state), actor)
-            return _alone(play.episodes(policy, evaluation_key(member.config.seed, update)))
+        def player() -> tuple[Play, Callable[[], None]]:
+            """What plays the episodes of an evaluation, and what ends it."""
+            if compile_evaluation is not None:
+                return compile_evaluation(members), lambda: None
+            own = Player(member.env_of(member.settings), algorithm, config.eval.num_episodes)
+
+            def play(state: PyTree, settings: Settings, update: int) -> Episodes:
+                del settings
+                policy = jax.device_put(judged(state), actor)
+                return _alone(own.episodes(policy, evaluation_key(member.config.seed, update)))
+
+            return play, own.close
 
         def refill(run: Run, update: int) -> Run:
             source, key = member.source_of(member.settings), refill_key(seeds[0], update)
@@ -173,11 +208,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             source.close()  # what trains opens its own
             return run._replace(data=place(data))
 
-        def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
-            play = Player(member.env_of(member.settings), algorithm, config.eval.num_episodes)
-            return lambda state, settings, update: evaluate(play, state, update)
-
-        return Traced(abstract_run, settings_now, compile_all, compile_evaluate, lower_learn, refill, of)
+        return Traced(abstract_run, settings_now, compile_all, lambda: player()[0], lower_learn, refill, of)
 
     return of(experiments)
 

@@ -87,7 +87,7 @@ def train_pack(
             closing.callback(compiled.close)
             pack.summary["compile_s"] = compiled.compile_s
             pack.progress.begin(
-                f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} environment steps"
+                f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} {lead.clock}"
             )
             if restored:
                 run = with_memory(restored, traced)
@@ -191,7 +191,7 @@ class Reports:
         going, troubles = pack.going(), pack.log(rows)
         pack.summary["env_steps"] = env_steps
         for i, name in metrics.not_finite(values).items():
-            troubles.setdefault(i, Diverged(f"{name} is not finite at {env_steps:,} environment steps"))
+            troubles.setdefault(i, Diverged(f"{name} is not finite at {env_steps:,} {pack.lead.clock}"))
         for i in going:
             if i in troubles:
                 self._saves.drop(i, troubles[i])
@@ -212,8 +212,8 @@ def _notices(experiment: Experiment, resumed: Mapping[str, Any] | None) -> list[
     asked, total = experiment.config.total_env_steps, experiment.total_env_steps
     notices = [f"total_env_steps {asked:,} is rounded up to {total:,}: whole updates"] if total != asked else []
     if resumed:
-        notices.append(f"resumed at {resumed['env_steps']:,} environment steps")
-        if experiment.on_host:
+        notices.append(f"resumed at {resumed['env_steps']:,} {experiment.clock}")
+        if experiment.on_host and experiment.steps_environments:
             notices.append(FORGOTTEN)
         if resumed["total_updates"] != experiment.total_updates:
             before = experiment.env_steps(resumed["total_updates"])

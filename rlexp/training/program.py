@@ -17,14 +17,13 @@ import numpy as np
 from rlexp.experiment import Experiment
 from rlexp.sources.base import no_feedback
 from rlexp.training import host
-from rlexp.training.evaluate import Episodes, evaluate
+from rlexp.training.evaluation import evaluation
 from rlexp.training.layout import Layout, begin_shards, collect, feed_back, init_shards, over_members, run_shardings
 from rlexp.training.parts import (
     BETWEEN,
     Program,
     Run,
     Traced,
-    evaluation_key,
     learn_from,
     member_data,
     refill_key,
@@ -79,7 +78,6 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     lead = experiments[0]
     if lead.on_host:
         return host.trace(experiments, layout)
-    greedy = lead.config.eval.mode == "greedy"
 
     def begin_one(seed: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> tuple[Run, Metrics]:
         state_key, data_key = train_keys(seed)
@@ -100,11 +98,6 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
         return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
 
-    def evaluate_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array, shared: Shared) -> Episodes:
-        policy = lead.algorithm.policy(state, not greedy)
-        env, num_episodes = lead.env_of(settings, shared), lead.config.eval.num_episodes
-        return evaluate(env, lead.algorithm, policy, evaluation_key(seed, update), num_episodes=num_episodes)
-
     def refill_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array, shared: Shared) -> PyTree:
         source, policy = lead.source_of(settings, shared), lead.algorithm.policy(state, True)
         assert source.refill is not None
@@ -119,11 +112,6 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def chunk_all(run: Run, num_updates: jax.Array, shared: Shared) -> tuple[Run, Metrics]:
         # one trip count for all members: a batched one would make every carry a select
         return over_members(layout, lambda r: chunk_one(r, num_updates, shared))(run)
-
-    def evaluate_all(
-        state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array, shared: Shared
-    ) -> Episodes:
-        return over_members(layout, lambda s, t, k: evaluate_one(s, t, k, update, shared))(state, settings, seeds)
 
     def refill_all(state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array, shared: Shared) -> PyTree:
         return over_members(layout, lambda s, t, k: refill_one(s, t, k, update, shared))(state, settings, seeds)
@@ -155,16 +143,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         begin = jax.jit(begin_all, out_shardings=(shardings, per_member)).lower(*placed, abstract_shared)
         return begin.compile(), lower_chunk().compile()
 
-    @functools.cache
-    def evaluation() -> jax.stages.Compiled:
-        seeds, *_ = jax.device_put(member_data(experiments), per_member)
-        play = jax.jit(evaluate_all, out_shardings=per_member)
-        return play.lower(abstract_run.state, abstract_run.settings, seeds, count, abstract_shared).compile()
+    compile_evaluation = evaluation(experiments, layout, abstract_run, placed_shared)
 
     def of(members: Sequence[Experiment]) -> Traced:
         def compile_all() -> Program:
             began = time.perf_counter()
-            (begin, chunk), play = executables(), compile_evaluate()
+            (begin, chunk), play = executables(), compile_evaluation(members)
             placed, shared = jax.device_put(member_data(members), per_member), placed_shared()
             return Program(
                 begin=lambda: begin(*placed, shared),
@@ -177,16 +161,11 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         def settings() -> Settings:
             return jax.device_put(stacked_settings(members), shardings.settings)
 
-        def compile_evaluate() -> Callable[[PyTree, Settings, int], Episodes]:
-            play, (seeds, *_) = evaluation(), jax.device_put(member_data(members), per_member)
-            shared = placed_shared()
-            return lambda state, settings, update: play(state, settings, seeds, np.int32(update), shared)
-
         def refill(run: Run, update: int) -> Run:
             seeds, *_ = jax.device_put(member_data(members), per_member)
             fill = jax.jit(refill_all, out_shardings=shardings.data)
             return run._replace(data=fill(run.state, run.settings, seeds, np.int32(update), placed_shared()))
 
-        return Traced(abstract_run, settings, compile_all, compile_evaluate, lower_chunk, refill, of)
+        return Traced(abstract_run, settings, compile_all, lambda: compile_evaluation(members), lower_chunk, refill, of)
 
     return of(experiments)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algos import toys
+from algos import recorded, toys
 
 from rlexp import compose, experiment
 from rlexp.config import ConfigError
@@ -15,7 +15,9 @@ from rlexp.envs.base import action_struct
 from rlexp.experiment import Experiment
 
 ALGORITHMS = sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
-SMALL = ("logger=quiet", "algo.num_envs=8", "algo.num_steps=16", "env=probe/obs_action_reward")
+SMALL = ("logger=quiet", "env=probe/obs_action_reward")
+SIZES = {"num_envs": 8, "num_steps": 16}  # of those that step environments
+OF_DATA = {"sequence_length": 4, "context_length": 4, "units": 8}  # of those that do not
 N = 1_000  # observations that are acted on at a time
 FIELDS = ("params", "opt_state", "hp", "normaliser", "key", "step")
 
@@ -29,6 +31,8 @@ def build(algorithm: str, env: str = "masked", *overrides: str) -> Experiment:
     node["env"] = node["env"] if env == "probe" else {"module": toys.__name__, "continuous": env == "continuous"}
     if "normalize_observations" in node["algo"]:
         node["algo"]["normalize_observations"] = True
+    sizes = SIZES if "num_envs" in node["algo"] else OF_DATA
+    node["algo"] |= {name: size for name, size in sizes.items() if name in node["algo"]}
     return experiment.build(node)
 
 
@@ -65,15 +69,12 @@ class Case(NamedTuple):
 @functools.cache
 def case(algorithm: str, env: str) -> Case:
     built = build(algorithm, env)
-    functions, source = built.algorithm, built.source_of(built.settings)
+    functions = built.algorithm
     hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
 
-    @jax.jit
-    def begin(key: Any, hp: Any) -> Any:
-        state_key, data_key = jax.random.split(key)
-        state = functions.init(state_key, hp)
-        policy = functions.policy(state, True)
-        return state, source.next(source.init(data_key, policy), policy)[1]
+    state_key, data_key = jax.random.split(jax.random.key(0))
+    state = jax.jit(functions.init)(state_key, hp)
+    batches = of_data(built, data_key) if built.on_host else jax.jit(lambda *x: collected(built, *x))(data_key, state)
 
     num_traces = [0]
 
@@ -81,10 +82,25 @@ def case(algorithm: str, env: str) -> Case:
         num_traces[0] += 1
         return functions.update(state, batch)
 
-    state, batches = begin(jax.random.key(0), hp)
     first = jax.tree.map(lambda x: x[0], batches)
     seen = first_timesteps(built.env_of(built.settings))
     return Case(built, hp, state, first, seen, jax.jit(update), jax.jit(functions.act), num_traces)
+
+
+def collected(built: Experiment, key: Any, state: Any) -> Any:
+    source, policy = built.source_of(built.settings), built.algorithm.policy(state, True)
+    return source.next(source.init(key, policy), policy)[1]
+
+
+def of_data(built: Experiment, key: Any) -> Any:
+    """The first batch of recorded episodes."""
+    node = {**built.node, "algo": {**built.node["algo"]}}
+    node["algo"]["source"] = {**node["algo"]["source"], "path": str(recorded.of(node))}
+    there = experiment.build(node)
+    source = there.source_of(there.settings)
+    batches = source.next(source.init(key, ()), ())[1]
+    source.close()
+    return jax.tree.map(jnp.asarray, batches)
 
 
 def first_timesteps(env: Any) -> Any:
@@ -116,7 +132,7 @@ def assert_close(a: Any, b: Any) -> None:
 
 
 def test_all_algorithms_are_here():
-    assert {"c51", "dqn", "ppo", "pqn", "r2d2", "sac", "td3"} <= set(ALGORITHMS)
+    assert {"bc", "c51", "decision_transformer", "dqn", "iql", "ppo", "pqn", "r2d2", "sac", "td3"} <= set(ALGORITHMS)
     assert {algorithm for algorithm, _ in RICH} == set(ALGORITHMS)
 
 

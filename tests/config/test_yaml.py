@@ -36,6 +36,7 @@ ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several
 ADDED_LATER += ("replay", "storage", "selector", "hp", "priority_exponent", "priority_floor")  # of a replay
 ADDED_LATER += ("duelling", "value", "num_atoms", "value_min", "value_max")  # of DQN
 ADDED_LATER += ("importance_start", "importance_end", "importance_env_steps")
+ADDED_LATER += ("record", "path", "num_episodes", "mode", "format")  # of run=record
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
@@ -50,6 +51,7 @@ NEEDS = {
     "source=replay_50k": ["algo=sac"],
     "source=replay_sequences": ["algo=r2d2"],
     "source=host": ["env=gymnasium/cartpole"],
+    "source=dataset": ["algo=bc"],
 }
 
 

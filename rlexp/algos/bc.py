@@ -1,0 +1,139 @@
+"""Behaviour cloning: the policy under which recorded actions are most likely.
+
+Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation"; Bain & Sammut 1995:
+
+    L(theta) = -E[ w_t log pi_theta(a_t | s_t) ]
+
+Deviations: an action that is a vector has a normal distribution with a deviation for each entry that does not depend on the
+state; a network with a memory sees windows of `sequence_length` rows, and remembers nothing at the first one unless the source
+says what it remembered; rows that belong to no transition (`valid` 0) count nowhere.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rlexp.algos import common
+from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.policy import policy_head
+from rlexp.config import Count, Flag, Host, Part, Positive, schema
+from rlexp.networks import normaliser as observation_normaliser
+from rlexp.networks.base import net
+from rlexp.networks.heads import head_on
+from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
+
+
+@schema
+class Hp:
+    """Traced: may differ inside a pack and change without compiling again."""
+
+    lr: Positive
+    """Learning rate of Adam."""
+    max_grad_norm: Positive
+    """Gradients with a larger global norm are scaled down to it."""
+    adam_eps: Positive
+    """Epsilon of Adam."""
+
+
+@schema
+class Config:
+    """Behaviour cloning."""
+
+    module: Host[str]
+    sequence_length: Count
+    """Transitions of a window; more than 1 is for networks with a memory."""
+    anneal_lr: Flag
+    """Learning rate falls linearly to 0 at total_env_steps."""
+    normalize_observations: Flag
+    """Scale observations by their running mean and deviation."""
+    source: Part
+    hp: Hp
+
+    def __post_init__(self) -> None:
+        common.one_setting(self, sequence_length="sequence_length")
+
+
+class Policy(NamedTuple):
+    """What actors need."""
+
+    params: PyTree
+    normaliser: PyTree
+    explore: jax.Array
+
+
+class State(NamedTuple):
+    """What a run learns."""
+
+    params: dict[str, Any]  # net, log_std of continuous actions
+    opt_state: PyTree
+    hp: dict[str, jax.Array]
+    normaliser: PyTree
+    key: Key
+    step: jax.Array  # updates done, int32
+
+
+def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
+    """Behaviour cloning for an environment. Raises ConfigError for a source that has no recorded data."""
+    del num_shards
+    common.from_data(config.source, "bc")
+    head = policy_head(spec)
+    network = net(head_on(torso_of(spec, memory=True), head.num_outputs, scale=0.01, dtype=dtype))
+    shape = spec.action.shape if isinstance(spec.action, Continuous) else None
+
+    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
+        return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
+
+    def optimiser(hp: dict[str, jax.Array], lr: jax.Array) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(lr, eps=hp["adam_eps"]))
+
+    def init(key: Key, hp: dict[str, jax.Array]) -> State:
+        params_key, state_key = jax.random.split(key)
+        obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
+        params: dict[str, Any] = {"net": network.init(params_key, obs)}
+        if head.num_log_stds:
+            params["log_std"] = jnp.zeros((head.num_log_stds,), jnp.float32)
+        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
+        opt_state = optimiser(hp, hp["lr"]).init(params)
+        return State(params, opt_state, hp, stats, state_key, jnp.zeros((), jnp.int32))
+
+    def policy(state: State, explore: bool) -> Policy:
+        return Policy(state.params, state.normaliser, jnp.asarray(explore))
+
+    def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, tuple]:
+        obs = normalise(policy.normaliser, timestep.obs)
+        outputs, carry = network.step(policy.params["net"], carry, obs, timestep.first)
+        pi = head.distribution(outputs, policy.params.get("log_std"), obs)
+        action = jnp.where(policy.explore, pi.sample(key), pi.mode())
+        return action if shape is None else action.reshape(*action.shape[:-1], *shape), carry, ()
+
+    def loss(params: PyTree, state: State, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        rows = jax.tree.map(lambda x: x[:-1], batch.trajectory)
+        obs, (_, num_samples) = normalise(state.normaliser, rows.obs), rows.valid.shape
+        memory = batch.memory if jax.tree.leaves(batch.memory) else network.carry(num_samples)
+        outputs, _ = network.window(params["net"], memory, obs, rows.first)
+        pi = head.distribution(outputs, params.get("log_std"), obs)
+        action = rows.action if shape is None else rows.action.reshape(*rows.valid.shape, -1)
+        log_prob, weight = pi.log_prob(action), rows.valid * batch.weight
+        sums = {"loss/policy": -jnp.sum(log_prob * weight), "loss/entropy": jnp.sum(pi.entropy() * rows.valid)}
+        if shape is None:
+            agree = jnp.all((pi.mode() == action).reshape(*rows.valid.shape, -1), axis=-1)
+            sums["loss/accuracy"] = jnp.sum(jnp.where(agree, rows.valid, 0.0))
+        return sums["loss/policy"] / jnp.maximum(jnp.sum(rows.valid), 1.0), sums
+
+    def update(state: State, batch: Batch) -> tuple[State, Update]:
+        valid, hp = batch.trajectory.valid[:-1], state.hp
+        grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch)
+        lr = hp["lr"] * (1.0 - common.progress(hp, state.step)) if config.anneal_lr else hp["lr"]
+        params, opt_state = common.descend(optimiser(hp, lr), grads, state.opt_state, state.params)
+        num_rows = jnp.sum(valid)
+        metrics = {name: Mean(total, num_rows) for name, total in sums.items()}
+        metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
+        learnt = state._replace(params=params, opt_state=opt_state, step=state.step + 1)
+        if config.normalize_observations:
+            seen = jax.tree.map(lambda x: x[:-1], batch.trajectory.obs)
+            learnt = learnt._replace(normaliser=observation_normaliser.update(state.normaliser, seen, valid))
+        return learnt, Update(metrics)
+
+    return Algorithm(init, policy, network.carry, act, update)

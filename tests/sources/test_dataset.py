@@ -1,0 +1,209 @@
+"""From a run to a data set, and from a data set to a run: through the same command line and the same loop as any."""
+
+import os
+from pathlib import Path
+
+import jax
+import minari
+import numpy as np
+import pytest
+from support import QUIET, SMALL, StopAfter, assert_same, build, rows, train
+
+import rlexp
+from rlexp.config import ConfigError
+from rlexp.recorded import reading
+from rlexp.sources import dataset, host, rollout
+from rlexp.sources.base import environments
+from rlexp.storage import rundir
+from rlexp.training import loop, program
+from rlexp.training.loop import Resume, layout_of
+
+EPISODES = 24
+BC = ("algo=bc", "algo.source.batch_size=8", "network.hidden=[8]", "eval.num_episodes=2", "total_env_steps=20")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a run, `run`, and data of it in both formats, as a user has."""
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("offline")
+    os.chdir(folder)
+    rlexp.train([*QUIET, *SMALL, "total_env_steps=64", "eval.at_start=false"], {"hydra.run.dir": "run"})
+    for kind in ("hdf5", "arrow"):
+        recorded(kind, f"{kind}/cartpole-v0")
+    yield folder
+    os.chdir(before)
+
+
+def recorded(kind: str, path: str, *more: str):
+    line = [*QUIET, "run=record", "resume=run", f"record.format={kind}", f"record.path={path}", *more]
+    run_dir = f"recording-{len(list(Path.cwd().glob('recording-*')))}"
+    return rlexp.train(line, {"record.num_episodes": EPISODES, "hydra.run.dir": run_dir})
+
+
+def bc(*overrides: str, kind: str = "hdf5", place: Path | None = None) -> list[str]:
+    return [*BC, f"algo.source.path={(place or Path.cwd()) / kind / 'cartpole-v0'}", *overrides]
+
+
+# --- run=record --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_recorded_as_minari_knows_it(place, monkeypatch, capsys):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(place / "hdf5"))
+    data = minari.load_dataset("cartpole-v0")
+    about = data.storage.metadata
+    run_id = rundir.id_of(place / "run")
+    assert (about["rlexp_env"], about["rlexp_seed"], about["rlexp_run"]) == ("CartPole-v1", 0, run_id)
+    assert (data.total_episodes, data.observation_space.shape, data.action_space.n) == (EPISODES, (4,), 2)
+    seeds = [known["seed"] for known in data.storage.get_episode_metadata(range(EPISODES))]
+    assert len(set(seeds)) == EPISODES
+    env = build().env_of(build().settings)
+    for i in (0, EPISODES - 1):  # the second one of another lot
+        first = jax.jit(env.reset)(jax.random.key(seeds[i]))[1].obs
+        np.testing.assert_allclose(data[i].observations[0], first, atol=1e-6)
+        state, length = jax.jit(env.reset)(jax.random.key(seeds[i]))[0], len(data[i].actions)
+        for t in range(length):
+            state, timestep = jax.jit(env.step)(state, jax.numpy.int32(data[i].actions[t]))
+            np.testing.assert_allclose(data[i].observations[t + 1], timestep.obs, atol=1e-4)
+            assert timestep.last == (t == length - 1) == data[i].terminations[t]
+    arrow = reading.opened("arrow/cartpole-v0")
+    assert arrow.lengths.tolist() == [len(episode.actions) for episode in data]
+    for i in range(EPISODES):
+        np.testing.assert_array_equal(arrow.read(i).observations, data[i].observations)
+
+
+def test_a_greedy_record_is_another_and_nothing_is_overwritten(place):
+    done = recorded("hdf5", "greedy-v0", "record.mode=greedy")
+    data = reading.opened("greedy-v0")
+    assert done.objective == pytest.approx(np.mean(data.lengths))
+    assert done.summary["status"] == "finished" and done.summary["env_steps"] == 64
+    data.close()
+    with pytest.raises(ConfigError, match=r"record\.path: 'greedy-v0' is there already"):
+        recorded("hdf5", "greedy-v0")
+    with pytest.raises(ConfigError, match=r"resume: null is not allowed with run=record"):
+        rlexp.train([*QUIET, "run=record", "record.path=other-v0"], {"hydra.run.dir": "second"})
+    assert not Path("second").exists() and not Path("other-v0").exists() and not Path("recording-3").exists()
+
+
+# --- learning from it --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "arrow"])
+def test_resumed_it_is_the_run_that_never_stopped(kind, place, tmp_path):
+    """In the middle of an epoch, with the reading in pools; to the bit."""
+    given = bc(
+        f"algo.source.memory_bytes={2000 if kind == 'hdf5' else '1G'}",
+        "eval.every_env_steps=5",
+        "algo.hp.lr=0.02",
+        kind=kind,
+    )
+    train(tmp_path / "whole", *given)
+    train(tmp_path / "cut", *given, stop=StopAfter(3))
+    assert rundir.read_json(tmp_path / "cut/0/summary.json")["status"] == "stopped"
+    train(tmp_path / "cut", *given, resume=Resume(tmp_path / "cut/0", "all"))
+    assert_same(tmp_path / "cut/0", tmp_path / "whole/0")
+    lines = rows(tmp_path / "whole/0")
+    assert [line["env_steps"] for line in lines] == [0, 5, 10, 15, 20]
+    assert lines[-1]["loss/policy"] < lines[1]["loss/policy"] and lines[-1]["train/epoch"] > 0
+
+
+def test_another_data_set_than_before_is_refused(place, tmp_path):
+    train(tmp_path, *bc(), stop=StopAfter(1))
+    with pytest.raises(OSError, match="not the data set that this run has learnt from so far"):
+        train(tmp_path, *bc(), "total_env_steps=30", "algo.source.path=greedy-v0", resume=Resume(tmp_path / "0", "all"))
+
+
+def test_any_number_of_devices(place):
+    """The same windows on one and on four devices; the learning is equal but for rounding. The shards see their own episodes."""
+    found = {}
+    for num_devices in (1, 4):
+        lead = build(*bc(f"hardware.mesh.data={num_devices}", "shards=4"))
+        compiled = program.trace([lead], layout_of([lead])).compile()
+        run, metrics = compiled.chunk(compiled.begin()[0], 3)
+        episodes = compiled.evaluate(run, 3)
+        compiled.close()
+        assert jax.tree.leaves(run.state)[0].sharding.num_devices == num_devices
+        found[num_devices] = jax.device_get((run.state.params, metrics)), jax.device_get(episodes.length)
+        source = lead.source_of(lead.settings)
+        _, batch, _ = source.next(source.init(jax.random.key(0), ()), ())
+        source.close()
+        found[num_devices] += (batch.trajectory.obs,)
+    np.testing.assert_array_equal(found[1][2], found[4][2])
+    for x, y in zip(jax.tree.leaves(found[1][0]), jax.tree.leaves(found[4][0]), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+def test_bfloat16_and_a_network_with_a_memory(place, tmp_path):
+    given = bc("precision=bf16", "network=gru", "network.units=4", "algo.sequence_length=5", "eval.num_episodes=1")
+    (summary,) = train(tmp_path, *(x for x in given if x != "network.hidden=[8]"))
+    assert summary["status"] == "finished" and summary["env_steps"] == 20
+
+
+def test_environments_of_the_host_are_played_between(place, tmp_path):
+    """What a data set is learnt for may be an environment of either kind."""
+    (summary,) = train(tmp_path, *bc("env=gymnasium/cartpole", "source=dataset"))
+    assert summary["objective"] > 0
+    assert environments(dataset) != environments(host) != environments(rollout)
+
+
+def test_what_is_counted_are_updates(place):
+    lead = build(*bc())
+    assert (lead.clock, lead.total_env_steps, lead.env_steps_per_update) == ("updates", 20, 1)
+    assert build().clock == "environment steps"
+    assert loop._notices(lead, {"env_steps": 7, "total_updates": 20}) == ["resumed at 7 updates"]
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------------
+
+
+BUILT = [
+    (
+        "algo=bc source=rollout",
+        r"algo\.source: bc learns from recorded data, and rlexp\.sources\.rollout has what is played",
+    ),
+    ("algo=bc source=replay", r"algo\.source: bc learns from recorded data, and rlexp\.sources\.replay has"),
+    ("algo=bc algo.source.batch_size=6 shards=4", r"algo\.source\.batch_size: 6 cannot .*the nearest that fits is 4"),
+    ("algo=pqn source=dataset", r"algo\.source\.sequence_length: null, and the algorithm does not say"),
+    ("algo=dqn source=dataset", r"algo\.num_updates: 12 is not allowed with source=dataset"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BUILT)
+def test_an_algorithm_that_does_not_fit_the_source(line, said):
+    with pytest.raises(ConfigError, match=said) as told:
+        build(*line.split())
+    assert "\n" not in str(told.value)
+
+
+PREPARED = [
+    ("algo.source.path=null", r"path: null is allowed with run=plan only"),
+    (
+        "algo.source.path=hdf5/cartpole-v1",
+        r"no data set of Minari's in 'hdf5/cartpole-v1'.*; there are hdf5/cartpole-v0$",
+    ),
+    ("env=gymnax/acrobot", r"has observations Box.*\(4,\).*, and Acrobot-v1 has float32\[6\]"),
+    ("shards=64 algo.source.batch_size=64", r"has 24 episodes, too few for shards=64"),
+    ("algo.source.path=broken", r"path: .*broken.*cannot be read, it may be cut short"),
+    ("algo=ppo source=dataset algo.source.sequence_length=4", r"learns from what it notes as it acts \(log_prob\)"),
+    ("run=check", r"run: check compares .*, and this data comes from the host"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), PREPARED)
+def test_data_that_cannot_be_learnt_from_is_told_before_anything_is_made(line, said, place):
+    """By the command, in one line, with exit code 2: a ConfigError before there is a run directory."""
+    if "broken" in line:
+        Path("broken/data").mkdir(parents=True)
+        for name in ("metadata.json", "main_data.hdf5"):
+            whole = Path("hdf5/cartpole-v0/data", name).read_bytes()
+            Path("broken/data", name).write_bytes(whole if name.endswith("json") else whole[: len(whole) // 2])
+    given = ["algo.source.path=hdf5/cartpole-v0"] if "algo=" in line else bc()
+    with pytest.raises(ConfigError, match=said) as told:
+        rlexp.train([*QUIET, *given, *line.split()], {"hydra.run.dir": "refused"})
+    assert "\n" not in str(told.value)
+    assert not Path("refused").exists()
+
+
+def test_a_plan_needs_no_data():
+    lead = build("algo=bc")
+    assert lead.config.algo.source.path is None
+    assert program.trace([lead], layout_of([lead])).lower_chunk().as_text()
