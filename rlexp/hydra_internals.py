@@ -11,6 +11,7 @@ version of Hydra is tried there before pyproject.toml lets it in.
 """
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from hydra._internal.callbacks import Callbacks as Callbacks
 from hydra._internal.utils import create_config_search_path
 from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ def failures_untold() -> Iterator[None]:
     hydras = vars(JobReturn)["return_value"]
 
     def result(returned: JobReturn) -> Any:
-        if returned.status == JobStatus.FAILED:
-            raise returned._return_value
-        return hydras.fget(returned)
+        with contextlib.redirect_stderr(io.StringIO()):
+            return hydras.fget(returned)
 
     JobReturn.return_value = property(result, hydras.fset)
     try:
