@@ -136,11 +136,26 @@ def _attend(
     """All heads of a layer. Logits and their softmax are float32."""
     heads, size, _ = distance.shape
     content, place, keys, values = (x.reshape(*x.shape[:2], heads, size) for x in (*queries, keys, values))
-    of_content = jnp.einsum("bthi,bshi->bhts", content, keys, preferred_element_type=jnp.float32)
+    of_content = _products(content, keys)
     of_place = jax.vmap(lambda q, r: product(q, r, jnp.dtype(jnp.float32)), in_axes=(2, 0), out_axes=1)(place, distance)
     logits = (of_content + _shifted(of_place)) / math.sqrt(size)
     weights = jax.nn.softmax(jnp.where(seen[:, None], logits, -jnp.inf), axis=-1).astype(values.dtype)
     return jnp.einsum("bhts,bshi->bthi", weights, values).reshape(*seen.shape[:2], heads * size)
+
+
+@jax.custom_vjp
+def _products(queries: Float[Array, "B T H I"], keys: Float[Array, "B S H I"]) -> Float[Array, "B H T S"]:
+    """Of all rows, float32. The gradients are products in the factors' own type, which automatic differentiation would mix."""
+    return jnp.einsum("bthi,bshi->bhts", queries, keys, preferred_element_type=jnp.float32)
+
+
+def _products_backward(factors: tuple[Array, Array], dy: Float[Array, "B H T S"]) -> tuple[Array, Array]:
+    queries, keys = factors
+    dy = dy.astype(keys.dtype)
+    return jnp.einsum("bhts,bshi->bthi", dy, keys), jnp.einsum("bhts,bthi->bshi", dy, queries)
+
+
+_products.defvjp(lambda queries, keys: (_products(queries, keys), (queries, keys)), _products_backward)
 
 
 def _seen(length: Int[Array, " B"], first: Bool[Array, "B T"], context: int) -> tuple[Bool[Array, "B T S"], Array]:

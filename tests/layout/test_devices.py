@@ -7,7 +7,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from support import build
+from support import REPOSITORY, build
 
 from rlexp.config import ConfigError
 from rlexp.training import program
@@ -16,9 +16,12 @@ from rlexp.training.layout import layout_of
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 SMALL = ("env=gymnax/cartpole", "shards=4", "algo.num_envs=16", "algo.num_steps=32")
 PPO = ("algo=ppo", "algo.normalize_observations=true")
+TINY = ("network.units=16", "network.hidden=16", "network.context=8", "network.torso.hidden=[16]")
 ALGORITHMS = [
     PPO,
     pytest.param(("algo=ppo", "network=gru", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow),
+    pytest.param(("algo=ppo", "network=transformer", *TINY), marks=pytest.mark.slow),
+    pytest.param(("algo=r2d2", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow),
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
     pytest.param(("algo=dqn",), marks=pytest.mark.slow),
@@ -62,6 +65,20 @@ def test_one_and_four_devices_train_alike(overrides):
     timesteps = [getattr(run.data, "rollout", run.data).timestep for run in (one, four)]
     np.testing.assert_array_equal(timesteps[0].obs, timesteps[1].obs)
     assert metrics["train/return_mean"].count[0] > 0
+
+
+@pytest.mark.slow
+def test_a_transformer_split_over_two_devices_trains_as_on_one():
+    """By the rules that docs/memory.md shows."""
+    page = (REPOSITORY / "docs/memory.md").read_text()
+    (rules,) = re.findall(r"hardware\.param_rules=\S.*", page)
+    overrides = (*SMALL, "algo=ppo", "network=transformer", *TINY)
+    one, _, _ = run_on(1, *overrides, num_updates=3)
+    four, _, _ = run_on(2, "hardware.mesh.model=2", rules, *overrides, num_updates=3)
+    assert difference(one.state.params, four.state.params) < 1e-5
+    split = compiled_for(2, "hardware.mesh.model=2", rules, *overrides).init().state.params
+    kernel = split["trunk"]["params"]["layer_1"]["query"]["kernel"]
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(1, 16, 8)}
 
 
 @pytest.mark.slow

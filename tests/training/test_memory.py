@@ -23,6 +23,21 @@ LSTM = (
     "checkpoint.every_updates=5",
     "total_env_steps=240",
 )
+# What is remembered is kept in a replay too. Rollouts are of 24 rows, and 240 steps are 10 of them here too.
+R2D2 = (
+    *LSTM[1:],
+    "algo=r2d2",
+    "network=transformer",
+    "network.hidden=8",
+    "network.context=5",
+    "algo.num_envs=4",
+    "algo.sequence_length=8",
+    "algo.burn_in=3",
+    "algo.source.capacity=96",
+    "algo.source.batch_size=4",
+    "algo.source.prefill_env_steps=24",
+    "total_env_steps=264",
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +59,20 @@ def test_the_memory_is_saved_once_and_resumed_to_the_bit(trained, tmp_path):
     memories = {name: leaf for name, leaf in leaves.items() if name.startswith("['data']['carry']")}
     assert [leaf.shape for leaf in memories.values()] == [(1, 1, 4, 8)] * 2
     assert all(leaf.dtype == np.float32 and leaf.any() for leaf in memories.values())
+
+
+@pytest.mark.slow
+def test_a_replay_of_sequences_is_saved_and_resumed_to_the_bit(tmp_path):
+    train(tmp_path / "whole", *R2D2)
+    shutil.copytree(tmp_path / "whole/0", tmp_path / "0")
+    (tmp_path / "0/checkpoints/10").rename(tmp_path / "lost")
+    (summary,) = train(tmp_path, *R2D2, resume=Resume(tmp_path / "0", "all"))
+    assert summary["resumed_from"] == 24 + 120
+    assert_same(tmp_path / "0", tmp_path / "whole/0")
+    _, leaves = saved(tmp_path / "0")
+    kept = {name: leaf for name, leaf in leaves.items() if name.startswith("['data']['memory']")}
+    assert sorted(leaf.shape for leaf in kept.values()) == [(1, 1, 16), *[(1, 1, 16, 5, 2, 8)] * 2]
+    assert all(leaf.any() for leaf in kept.values())
 
 
 @pytest.mark.slow
