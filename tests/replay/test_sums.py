@@ -62,6 +62,23 @@ def test_two_draws_at_once_are_independent():
     assert stats.chi2_contingency(used).pvalue > 0.01
 
 
+def test_a_weight_of_zero_is_not_drawn_however_a_backend_rounds(monkeypatch):
+    """Each cumulated sum is off by up to a thousandth in a way of its own, so that they need not even ascend."""
+    random = np.random.default_rng(3)
+    blocks = np.where(random.uniform(size=(4_000, sums.WIDTH)) < 0.7, 0.0, random.exponential(size=(4_000, sums.WIDTH)))
+    blocks[:, 5] = 1.0  # none is without a weight
+    blocks = blocks.astype(np.float32)
+    u = np.concatenate([random.uniform(size=3_000), 1 - 2.0 ** -random.integers(10, 25, 1_000)]).astype(np.float32)
+
+    def dot(blocks, triangle, precision):
+        off = random.uniform(1 - 1e-3, 1 + 1e-3, blocks.shape)
+        return jnp.asarray(np.cumsum(blocks, axis=1) * off, jnp.float32)
+
+    monkeypatch.setattr(sums.jnp, "dot", dot)
+    picked = np.asarray(sums._pick(jnp.asarray(blocks), jnp.asarray(u)))
+    assert (np.take_along_axis(blocks, picked[:, None], axis=1) > 0).all()
+
+
 def test_each_of_many_equal_weights_can_be_drawn():
     """With one number of 23 bits a draw, of 2^25 weights three in four could not: here even and odd ones come alike."""
     shapes = jax.eval_shape(lambda: sums.init(1 << 25)).levels
