@@ -1,6 +1,11 @@
 """Selectors and removers, against NumPy; those without replacement give the same items on 1, 2 and 4 shards."""
 
 import functools
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +15,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import stats
+from support import environment
 
 from rlexp.replay import removers, selectors, sums
 from rlexp.replay import table as tables
@@ -51,6 +57,37 @@ def test_shards_choose_what_one_table_does(name):
     assert found.all() and len(set(item)) == K and HELD[item].all()
     for num_shards in (2, 4):
         np.testing.assert_array_equal(chosen(name, num_shards)[0], item)
+
+
+def over_shards(mesh: Any, arrays: Any) -> dict[str, Any]:
+    """What the shards of a mesh choose together, of each order: items among all."""
+
+    def select(*arrays: Any) -> Any:
+        found = {name: order(*arrays, "data") for name, order in ORDERS.items()}
+        return {name: x.item + x.shard * (N // mesh.size) for name, x in found.items()}
+
+    return jax.jit(jax.shard_map(select, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False))(*arrays)
+
+
+@pytest.mark.slow
+def test_two_processes_choose_what_one_table_does():
+    """Two devices each, that meet on loopback."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    child, tests = Path(__file__).with_name("choosing_child.py"), Path(__file__).parents[1]
+    command = [sys.executable, str(child), port]
+    running = [
+        subprocess.Popen([*command, str(i)], env=environment(tests), stdout=subprocess.PIPE, text=True) for i in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=100)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0]
+    for found in (json.loads(text.splitlines()[-1]) for text in said):  # Gloo has its say before
+        assert found == {name: chosen(name, 1)[0].tolist() for name in ORDERS}
 
 
 @pytest.mark.parametrize(
