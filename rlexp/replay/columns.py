@@ -145,7 +145,7 @@ def _take_words(words: Array, item: Array, width: int) -> Array:
         def pick(words: Array, item: Array) -> Array:
             return words.reshape(-1, width).at[item].get(mode="promise_in_bounds")
 
-        return jax.device_put(_by_the_host(pick)(words, _to_host(item)), jax.memory.Space.Device)
+        return jax.device_put(_by_the_host(pick)(_to_host(words), _to_host(item)), jax.memory.Space.Device)
 
     # Several tables side by side are one. JAX's own rule would mix numbers of both memories.
     @taken.def_vmap
@@ -163,13 +163,13 @@ def _put_words(words: Array, new: Array, at: Array) -> Array:
         rows = words.reshape(-1, new.shape[-1])
         return rows.at[at].set(new, mode="promise_in_bounds").reshape(words.shape)
 
-    return _by_the_host(into)(words, *map(_to_host, (new, at)))
+    return _by_the_host(into)(*map(_to_host, (words, new, at)))
 
 
 @_put_words.def_vmap
 def _(size: int, batched: Any, words: Array, new: Array, at: Array) -> Any:
     if not batched[0]:
-        words = _by_the_host(lambda x: jnp.broadcast_to(x, (size, *x.shape)))(words)
+        words = _by_the_host(lambda x: jnp.broadcast_to(x, (size, *x.shape)))(_to_host(words))
     new, at = (
         x if is_so else jnp.broadcast_to(x, (size, *x.shape)) for x, is_so in zip((new, at), batched[1:], strict=True)
     )
@@ -190,4 +190,5 @@ def _by_the_host(f: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _to_host(x: Array) -> Array:
+    """Nothing is done to what is there already; a mere shape (`jax.eval_shape`) does not say where it is."""
     return jax.device_put(x, jax.memory.Space.Host)
