@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import softmax
+from support import build
 
 from rlexp import compose
 from rlexp.config import ConfigError, parse
@@ -193,4 +194,4 @@ def test_what_does_not_fit_is_told_in_one_line():
     ):
         torso_of("network.heads=3")
     with pytest.raises(ConfigError, match=r"^network.torso: rlexp.networks.recurrent has a memory itself"):
-        torso_of("~network.torso", "+network@network.torso=gru")
+        build("network=transformer", "network@network.torso=gru")
