@@ -284,6 +284,7 @@ def test_two_may_plan_at_once():
     with subprocess.Popen(
         command, env=with_compiler, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
+        assert other.stdin and other.stdout
         assert other.stdout.readline() == "here\n"  # it has the compiler, and keeps it
         second = subprocess.run(command, env=with_compiler, input="", capture_output=True, text=True, timeout=200)
         assert second.stdout == "here\n", second.stderr[-500:]
