@@ -103,7 +103,7 @@ def test_resumed_it_is_the_run_that_never_stopped(kind, place, tmp_path):
     assert_same(tmp_path / "cut/0", tmp_path / "whole/0")
     lines = rows(tmp_path / "whole/0")
     assert [line["env_steps"] for line in lines] == [0, 5, 10, 15, 20]
-    assert lines[-1]["loss/policy"] < lines[1]["loss/policy"] and lines[-1]["train/epoch"] > 0
+    assert all(line["train/epoch"] > 0 for line in lines[1:])
 
 
 def test_another_data_set_than_before_is_refused(place, tmp_path):
