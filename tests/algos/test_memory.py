@@ -15,6 +15,7 @@ from rlexp.networks.base import MemoryTorso
 from rlexp.sameness import resume_fingerprint
 
 ALGORITHMS = ("ppo", "pqn")
+DEALT = ("ppo", pytest.param("pqn", marks=pytest.mark.slow))  # `common.deal` is of both
 SMALL = (
     "network=gru",
     "network.units=8",
@@ -97,7 +98,7 @@ def test_learning_sees_what_acting_saw():
     assert kl(c.batch._replace(trajectory=never)) > 1e-4
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", DEALT)
 def test_minibatches_in_parts_give_the_same_parameters(algo):
     whole, parts = case(algo), case(algo, "algo.gradient_accumulation=2")
     ours = jax.jit(whole.algorithm.update)(whole.state, whole.batch)[0]

@@ -14,6 +14,7 @@ from rlexp.types import AGENT_STEPS, Mean
 
 # Episodes of 4 transitions. Of the 8 environments of a shard one a step is reset, so that some always wait. A line an update.
 WAITING = (
+    "algo=pqn",
     "env=gymnax/memory_chain", "env.params.memory_length=3", "env.resets=1", "algo.num_envs=32", "algo.num_steps=8", "shards=4",
     "network.hidden=[4]", "algo.num_epochs=1", "algo.num_minibatches=1", "eval.num_episodes=2", "eval.every_env_steps=512",
     "logger.every_env_steps=256", "checkpoint.every_updates=3", "total_env_steps=1536",

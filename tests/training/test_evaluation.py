@@ -76,6 +76,7 @@ def test_an_evaluation_before_the_first_update(begun):
     first, *others = rows(where / "with/0")
     assert first["env_steps"] == 0 and set(first) == {
         "env_steps",
+        "agent_steps",
         "wall_s",
         "eval/return_mean",
         "eval/return_std",
@@ -114,4 +115,5 @@ def test_without_evaluations_in_between_the_start_has_one(tmp_path):
     train(tmp_path, *small, f"total_env_steps={experiment.prefill_env_steps + 64}")
     first, last = rows(tmp_path / "0")
     assert first["env_steps"] == experiment.prefill_env_steps < last["env_steps"]
+    assert 0 < first["agent_steps"] < first["env_steps"]  # episodes have ended
     assert np.isfinite(first["eval/return_mean"]) and "loss/td_error" not in first
