@@ -6,6 +6,7 @@ line has its type and its place, and the traceback is in a file, since it says m
 who typed the command.
 """
 
+import argparse
 import contextlib
 import os
 import re
@@ -15,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from rlexp.config import ConfigError
 from rlexp.storage import store
@@ -47,6 +49,14 @@ def words(error: BaseException, *, run_dir: Path | None) -> tuple[str, int]:
 
         return session.remedy(error), 1
     return f"{_reason(error)}, at {place(error)}; {_kept(error, run_dir)}", 1
+
+
+class Parser(argparse.ArgumentParser):
+    """Of the verbs. What it refuses is bad input as any other."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{message}; --help shows what there is", program=self.prog.removeprefix("python -m "))
+        sys.exit(2)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ What may stand there is read from the YAML files, of one's own `--config-dir` to
 makes from the schema. Neither Hydra nor JAX is imported: an answer takes a tenth of a second.
 """
 
-import argparse
 import json
 import os
 import re
@@ -64,9 +63,9 @@ complete -c rlexp -f -a '(__rlexp)'
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rlexp completion", description="Prints a script that completes what you type."
-    )
+    from rlexp import endings
+
+    parser = endings.Parser(prog="rlexp completion", description="Prints a script that completes what you type.")
     parser.add_argument("shell", nargs="?", choices=sorted(_SCRIPTS))
     parser.add_argument("--line", help="prints what may stand at the end of this command line instead")
     chosen = parser.parse_args(arguments)

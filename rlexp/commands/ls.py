@@ -4,7 +4,6 @@ A run's end is what its summary.json says. Where there is none the run is `runni
 `unfinished` otherwise; of a sweep's jobs the manifest says which are `pending`, `stopped` or `failed`.
 """
 
-import argparse
 import contextlib
 import json
 import math
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rlexp import endings
 from rlexp.config import ConfigError
 from rlexp.storage import store
 
@@ -62,7 +62,7 @@ class SweepJob(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code. Raises ConfigError."""
-    parser = argparse.ArgumentParser(prog="rlexp ls", description="Lists runs, the newest last.")
+    parser = endings.Parser(prog="rlexp ls", description="Lists runs, the newest last.")
     parser.add_argument(
         "roots", metavar="ROOT", nargs="*", help="folders or gs:// URLs; by default outputs and multirun"
     )

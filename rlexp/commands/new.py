@@ -1,6 +1,5 @@
 """`rlexp new NAME`: a folder with a project of one's own, which trains and whose test passes. It is made of `rlexp/template`."""
 
-import argparse
 import keyword
 import re
 import shutil
@@ -8,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlexp import endings
 from rlexp.config import ConfigError
 
 _TEMPLATE = Path(__file__).resolve().parents[1] / "template"
@@ -16,7 +16,7 @@ _NAME = "my_project"  # what stands in the template for the name
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code. Raises ConfigError."""
-    parser = argparse.ArgumentParser(prog="rlexp new", description="Makes a project of your own.")
+    parser = endings.Parser(prog="rlexp new", description="Makes a project of your own.")
     parser.add_argument("name", help="a folder to make; its last part names the Python package")
     folder = Path(parser.parse_args(arguments).name)
     make(folder)
@@ -28,7 +28,8 @@ def make(folder: Path) -> None:
     """Raises ConfigError where there is something already, or the name cannot be a package's; then nothing is made."""
     name = folder.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        fits = re.sub(r"\W", "_", name.lower()).strip("_") or _NAME
+        fits = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or _NAME
+        fits = f"my_{fits}" if fits[0].isdigit() or keyword.iskeyword(fits) else fits
         raise ConfigError(f"new: {name!r} cannot name a Python package; small letters, digits and _, such as {fits}")
     if name in sys.stdlib_module_names or name in ("rlexp", "rlexp_launchers", "hydra_plugins", "conf", "tests"):
         raise ConfigError(f"new: there is a Python package {name!r} already; give it another name")

@@ -3,7 +3,6 @@
 `--keys` prints what completion needs of it as JSON. `make reference` writes both into their places.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -17,6 +16,7 @@ import yaml
 from pydantic import GetPydanticSchema, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from rlexp import endings
 from rlexp.commands.completion import PLACES
 from rlexp.compose import CONF_DIR
 from rlexp.config import Config, key_of, load_module
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="rlexp reference", description="Prints all keys of the configuration.")
+    parser = endings.Parser(prog="rlexp reference", description="Prints all keys of the configuration.")
     parser.add_argument("--keys", action="store_true", help="as JSON, by module, for completion")
     chosen = parser.parse_args(arguments)
     print(json.dumps(keys(), indent=1) if chosen.keys else page(), end="\n" if chosen.keys else "")

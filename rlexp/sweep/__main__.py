@@ -36,7 +36,7 @@ _OWNER_S = 900  # that the process of a sweep may take to save and end
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(
+    parser = endings.Parser(
         prog="python -m rlexp.sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("what", choices=("status", "report", "resume", "retry", "sync", "cancel"))

@@ -62,3 +62,25 @@ def test_nobody_reads_to_the_end(tmp_path):
     script = f"{sys.executable} -c 'import rlexp.commands as c; c.main()' ls {tmp_path} | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", script], env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "new",
+        "new a b",
+        "ls --nope",
+        "reference x",
+        "completion nope",
+        "sweep",
+        "sweep nope x",
+        "report",
+        "sweep status",
+    ],
+)
+def test_what_the_verbs_refuse_is_one_line(line, capsys):
+    with pytest.raises(SystemExit) as end:
+        commands.leave_if_verb(line.split())
+    said = capsys.readouterr()
+    assert end.value.code == 2 and said.out == "" and said.err.count("\n") == 1 and said.err.startswith("rlexp"), said
+    assert said.err.endswith("; --help shows what there is\n")

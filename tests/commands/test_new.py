@@ -46,8 +46,8 @@ def test_its_own_test_passes(tmp_path):
     ("name", "words"),
     [
         ("My-Maze", "such as my_maze"),
-        ("3d", "cannot name a Python package"),
-        ("class", "cannot name a Python package"),
+        ("3d", "such as my_3d"),
+        ("class", "such as my_class"),
         ("json", "there is a Python package 'json' already"),
         ("rlexp", "there is a Python package 'rlexp' already"),
         ("taken", "'taken' is there already"),
