@@ -193,6 +193,22 @@ def values_of(config: Config) -> Values:
     return categorical(config.num_atoms, config.value_min, config.value_max)
 
 
+def network(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any) -> tuple[Callable, Callable, Values]:
+    """(init, said of an observation [..., A, K], what that means)."""
+    num_actions, values = common.num_actions(spec, "dqn"), values_of(config)
+    head = (
+        DuellingHead(torso_of(spec), num_actions, values.size, dtype)
+        if config.duelling
+        else Head(torso_of(spec), num_actions * values.size, scale=1.0, dtype=dtype)
+    )
+
+    def said_of(params: PyTree, obs: PyTree) -> jax.Array:
+        out: Any = head.apply(params, obs)
+        return out.reshape(*out.shape[:-1], num_actions, values.size)
+
+    return head.init, said_of, values
+
+
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """DQN for an environment. Raises ConfigError for continuous actions, and a source that keeps no memory."""
     del num_shards
@@ -201,16 +217,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             "algo.source: dqn learns from samples of a memory, and this source has none; expected source=replay, which steps "
             "compiled environments"
         )
-    num_actions, values = common.num_actions(spec, "dqn"), values_of(config)
-    head = (
-        DuellingHead(torso_of(spec), num_actions, values.size, dtype)
-        if config.duelling
-        else Head(torso_of(spec), num_actions * values.size, scale=1.0, dtype=dtype)
-    )
-
-    def said_of(params: PyTree, obs: PyTree) -> Any:
-        out: Any = head.apply(params, obs)
-        return out.reshape(*out.shape[:-1], num_actions, values.size)  # [..., A, K]
+    init_params, said_of, values = network(config, spec=spec, torso_of=torso_of, dtype=dtype)
 
     def of_action(said: jax.Array, action: jax.Array) -> jax.Array:
         return jax.vmap(common.pick, in_axes=(-1, None), out_axes=-1)(said, action)  # [..., K]
@@ -224,7 +231,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def init(key: Key, hp: dict[str, jax.Array]) -> State:
         params_key, state_key = jax.random.split(key)
         obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
-        params = head.init(params_key, obs)
+        params = init_params(params_key, obs)
         target = jax.tree.map(jnp.copy, params)  # a buffer of its own: both are donated
         return State(params, target, optimiser(hp, hp["lr"]).init(params), hp, (), state_key, jnp.zeros((), jnp.int32))
 

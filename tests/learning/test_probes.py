@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import build
 
+from rlexp.algos import dqn
 from rlexp.algos.continuous import with_action
 from rlexp.config import load_module
 from rlexp.envs import probe
@@ -25,11 +26,13 @@ SETTINGS = {
     "dqn": ("algo.num_envs=16", "algo.num_steps=8", "algo.hp.lr=3e-3", "algo.anneal_lr=true", "algo.source.capacity=2048",
             "algo.source.prefill_env_steps=1024"),
 }  # fmt: skip
+SETTINGS["c51"] = (*SETTINGS["dqn"], "algo.value_min=-2.5", "algo.value_max=2.5")
+RAINBOW = ("algo.duelling=true", "algo.n_step=3", "algo.source.selector=prioritised")
 # A temperature that adds next to nothing to a value, and updates enough in fewer steps.
 CRITICS = ("algo.num_envs=16", "algo.num_steps=8", "algo.num_updates=16", "algo.source.batch_size=64", "algo.hp.lr=3e-3",
            "algo.hp.tau=0.05", "algo.anneal_lr=true", "algo.source.capacity=8192", "total_env_steps=16_384")  # fmt: skip
 SETTINGS |= {"sac": (*CRITICS, "algo.learn_alpha=false", "algo.hp.alpha=0.01"), "td3": CRITICS}
-CASES = [(algo, kind, False) for algo in ("ppo", "pqn", "dqn", "sac") for kind in probe.KINDS]
+CASES = [(algo, kind, False) for algo in ("ppo", "pqn", "dqn", "c51", "sac") for kind in probe.KINDS]
 CASES += [(algo, kind, True) for algo in ("sac", "td3") for kind in probe.KINDS]
 
 
@@ -42,6 +45,14 @@ def values(experiment, state, obs, action):
         return Head(torso, size, scale=1.0, dtype=jnp.float32).apply(params, seen)
 
     spec, params = experiment.spec, state.params
+    if experiment.modules["algo"] == dqn.__name__:
+        _, said_of, meaning = dqn.network(
+            experiment.config.algo,
+            spec=spec,
+            torso_of=lambda spec: torso_of(experiment.config.network, observation=spec.observation, dtype=jnp.float32),
+            dtype=jnp.float32,
+        )
+        return meaning.mean(said_of(params, obs)).max(-1)
     if "critic" in params:  # of states
         return says(spec, params["critic"], obs, 1)[:, 0]
     params = params["critics"][0] if "critics" in params else params
@@ -50,8 +61,18 @@ def values(experiment, state, obs, action):
     return says(with_action(spec), params, {"observation": obs, "action": action}, 1)[:, 0]
 
 
+@pytest.mark.parametrize("kind", probe.KINDS)
+def test_rainbow_finds_values_and_actions(kind):
+    """C51 with all that it is joined to."""
+    find("c51", kind, False, *RAINBOW)
+
+
 @pytest.mark.parametrize(("algo", "kind", "continuous"), CASES)
 def test_values_and_actions_are_found(algo, kind, continuous):
+    find(algo, kind, continuous)
+
+
+def find(algo, kind, continuous, *more):
     overrides = [
         f"algo={algo}",
         f"env=probe/{kind}",
@@ -59,6 +80,7 @@ def test_values_and_actions_are_found(algo, kind, continuous):
         f"algo.hp.gamma={GAMMA}",
         "total_env_steps=100_000",
         *SETTINGS[algo],
+        *more,
     ]
     experiment = build(*overrides, "network.hidden=[32,32]")
     compiled = program.trace([experiment], layout_of([experiment])).compile()
