@@ -11,6 +11,7 @@ from benchmarks.measure import ROOT, Sample, Say, alternate, ratio, run, spread,
 BATCH = 256
 SIZES = {1024: 50_000, 10_240: 25_000, 102_400: 5_000}  # bytes of a trajectory: trajectories
 CURVE = (10_000, 100_000, 1_000_000, 10_000_000)
+UPDATES = {1024: 8, 10_240: 8, 102_400: 1}  # whose batches a call of a compiled side draws; 8 of the largest are 0.2 GB
 WHAT = ("prioritised", "uniform", "inserts")
 REVERB_BOUND = {"prioritised": 6.0, "uniform": 6.0, "inserts": 3.0}  # ours over Reverb's
 CURVE_BOUND = {1_000_000: 750_000, 10_000_000: 250_000}  # draws a second
@@ -28,7 +29,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     samples: dict[str, dict[str, list[Sample]]] = {}
     for num_bytes, num_items in sizes.items():
         work = dict(num_bytes=num_bytes, num_items=num_items, batch=BATCH, seconds=seconds)
-        sides = {"rlexp": _ours("rates", work, "rlexp"), "flashbax": _ours("rates", work, "flashbax")}
+        compiled = dict(work, updates=UPDATES[num_bytes])
+        sides = {side: _ours("rates", compiled, side) for side in ("rlexp", "flashbax")}
         if not gpu:
             sides["reverb"] = _reverb(work, about, say)
         say(f" {num_bytes} bytes a trajectory")
@@ -47,7 +49,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         print(table("From the host's memory to the device", ["", "median", "least", "greatest"], [["bytes/s", *found]]))
     write(
         out / ("replay_gpu.json" if gpu else "replay.json"),
-        settings={"batch": BATCH, "sizes": sizes, "curve": lengths, "seconds": seconds},
+        settings={"batch": BATCH, "sizes": sizes, "updates": UPDATES, "curve": lengths, "seconds": seconds},
         samples=samples,
         results=results,
         device=device,

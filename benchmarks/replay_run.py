@@ -1,7 +1,7 @@
 """rlexp's replay, or flashbax's, as compiled programs in a process of its own; run by replay.py.
 
 Reads a JSON object from the command line, prints one. Both are given NumPy arrays to insert and give arrays on the device; each
-call inserts or draws one batch, has its state donated, and is waited for.
+call has its state donated and is waited for. It inserts one batch, or draws those of `updates`, as inside of a training program.
 """
 
 import functools
@@ -34,14 +34,16 @@ def main() -> None:
 # --- trajectories a second ----------------------------------------------------------------------------------------------
 
 
-def rates(*, side: str, num_bytes: int, num_items: int, batch: int, seconds: float, seed: int) -> dict[str, float]:
+def rates(
+    *, side: str, num_bytes: int, num_items: int, batch: int, updates: int, seconds: float, seed: int
+) -> dict[str, float]:
     """Inserts, and draws by both selectors, from a memory that is full."""
     pool = columns(num_bytes, seed=seed)
     items = [{k: v[i : i + batch] for k, v in pool.items()} for i in range(0, len(pool["action"]), batch)]
     make = {"rlexp": ours, "flashbax": flashbaxs}[side]
     rows: dict[str, float] = {}
     for selector in ("prioritised", "uniform"):
-        insert, draw = make(items[0], selector=selector, num_items=num_items, batch=batch, seed=seed)
+        insert, draw = make(items[0], selector=selector, num_items=num_items, batch=batch, updates=updates, seed=seed)
 
         turns = itertools.cycle(items)
 
@@ -52,11 +54,11 @@ def rates(*, side: str, num_bytes: int, num_items: int, batch: int, seconds: flo
             put()
         if selector == "prioritised":
             rows["inserts"] = rate(put, each=batch, seconds=seconds)
-        rows[selector] = rate(draw, each=batch, seconds=seconds)
+        rows[selector] = rate(draw, each=updates * batch, seconds=seconds)
     return rows
 
 
-def ours(item: Any, *, selector: str, num_items: int, batch: int, seed: int) -> tuple[Callable, Callable]:
+def ours(item: Any, *, selector: str, num_items: int, batch: int, updates: int, seed: int) -> tuple[Callable, Callable]:
     """What source=replay does to add and to draw: a trajectory is a row of the ring."""
     weighted = selector == "prioritised"
     num_items -= num_items % batch  # blocks fill the ring exactly
@@ -72,7 +74,7 @@ def ours(item: Any, *, selector: str, num_items: int, batch: int, seed: int) -> 
     def draw(ring: rings.Ring, sampled: Any, key: Any) -> tuple[Any, Any, Draws, Any]:
         ring = ring._replace(table=ring.table._replace(sampled=sampled))
         key, uniform_key, weight_key = jax.random.split(key, 3)
-        item = rings.draw(ring, uniform_key, num_envs=1, shape=(batch,), length=1)
+        item = rings.draw(ring, uniform_key, num_envs=1, shape=(updates, batch), length=1)
         drawn = Draws(item, jnp.broadcast_to(1.0 / ring.size.astype(jnp.float32), item.shape))
         if isinstance(ring.table.weight, sums.Sums):
             drawn = selectors.prioritised(ring.table.weight, weight_key, otherwise=drawn)
@@ -95,7 +97,9 @@ def ours(item: Any, *, selector: str, num_items: int, batch: int, seed: int) -> 
     return insert, sample
 
 
-def flashbaxs(item: Any, *, selector: str, num_items: int, batch: int, seed: int) -> tuple[Callable, Callable]:
+def flashbaxs(
+    item: Any, *, selector: str, num_items: int, batch: int, updates: int, seed: int
+) -> tuple[Callable, Callable]:
     """Its buffer of items, jitted and donated as its pages say; new items get the highest priority, as it has it."""
     import flashbax
 
@@ -105,11 +109,14 @@ def flashbaxs(item: Any, *, selector: str, num_items: int, batch: int, seed: int
         more = dict(priority_exponent=EXPONENT, device=jax.devices()[0].platform)
     num_items -= num_items % batch
     buffer: Any = make(max_length=num_items, min_length=batch, sample_batch_size=batch, add_batches=True, **more)
-    add, draw = jax.jit(buffer.add, donate_argnums=0), jax.jit(buffer.sample)
+    add = jax.jit(buffer.add, donate_argnums=0)
 
-    @jax.jit
-    def split(key: Any) -> Any:
-        return tuple(jax.random.split(key))
+    @functools.partial(jax.jit, donate_argnums=1)
+    def draw(state: Any, key: Any) -> tuple[Any, Any]:
+        key, *keys = jax.random.split(key, updates + 1)
+        if updates == 1:
+            return key, buffer.sample(state, keys[0])
+        return key, jax.vmap(buffer.sample, in_axes=(None, 0))(state, jnp.stack(keys))
 
     state = [buffer.init({k: jnp.asarray(v[0]) for k, v in item.items()}), jax.random.key(seed)]
 
@@ -117,8 +124,8 @@ def flashbaxs(item: Any, *, selector: str, num_items: int, batch: int, seed: int
         state[0] = jax.block_until_ready(add(state[0], items))
 
     def sample() -> Any:
-        state[1], key = split(state[1])
-        return jax.block_until_ready(draw(state[0], key))
+        state[1], drawn = draw(*state)
+        return jax.block_until_ready(drawn)
 
     return insert, sample
 
