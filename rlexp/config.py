@@ -220,7 +220,7 @@ class Config:
     run: Literal["train", "eval", "plan", "check", "profile", "record"]
     """train; eval, profile, record take a trained run by resume=; plan compiles for hardware not here; check tries a mesh."""
     algo: Part
-    """The algorithm: algo=ppo, pqn, dqn, r2d2, sac, td3."""
+    """The algorithm: algo=ppo, impala, pqn, dqn, r2d2, sac, td3."""
     env: Part
     """The environment: env=gymnax/cartpole, gymnax/breakout, probe/..."""
     network: Part

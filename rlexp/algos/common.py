@@ -167,7 +167,7 @@ def deal(
 def epochs_and_minibatches(config: Any, num_shards: int, *, whole: bool = False) -> tuple[int, int]:
     """(epochs, minibatches) of an update: those of the configuration, or with `keep_minibatch` those that suit num_envs.
 
-    `whole`: minibatches are of the windows of whole environments, since the network has a memory.
+    `whole`: minibatches are of the windows of whole environments: the network has a memory, or the targets are of each minibatch.
 
     Then there are num_envs / base_num_envs times as many minibatches, or the nearest number that divides the rows, and so
     many times fewer epochs, but one. So the size of a minibatch stays, and, as far as that goes, the number of gradient steps.
@@ -190,7 +190,7 @@ def epochs_and_minibatches(config: Any, num_shards: int, *, whole: bool = False)
         )
         their = f"num_envs {config.num_envs} / {num_shards} shards"
         what = (
-            f"environments of a shard ({their}), whose windows a network with memory learns whole"
+            f"environments of a shard ({their}), whose windows are learnt whole"
             if whole
             else f"rows of a shard ({their} * num_steps {config.num_steps})"
         )

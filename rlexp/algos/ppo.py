@@ -10,26 +10,21 @@ are computed anew in the update rather than recorded while acting, which is the 
 rows that belong to no transition (`valid` 0) count nowhere.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 
 from rlexp.algos import common
+from rlexp.algos.actor_critic import State, actor_critic
 from rlexp.algos.base import Algorithm, TorsoOf
-from rlexp.algos.policy import policy_head
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
-from rlexp.networks.base import MemoryTorso, SharedTrunk, net
-from rlexp.networks.dense import Dense
-from rlexp.networks.heads import Head
 from rlexp.ops import weighted
 from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
-from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
+from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
 
 @schema
@@ -89,25 +84,6 @@ class Config:
     hp: Hp
 
 
-class Policy(NamedTuple):
-    """What actors need."""
-
-    params: PyTree
-    normaliser: PyTree
-    explore: jax.Array
-
-
-class State(NamedTuple):
-    """What a run learns."""
-
-    params: PyTree
-    opt_state: PyTree
-    hp: dict[str, jax.Array]
-    normaliser: PyTree
-    key: Key
-    step: jax.Array  # updates done, int32
-
-
 class Rows(NamedTuple):
     """One row a transition: what the gradient steps read."""
 
@@ -123,39 +99,8 @@ class Rows(NamedTuple):
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
-    pi_head = policy_head(spec)
-    continuous_shape = spec.action.shape if isinstance(spec.action, Continuous) else None
-    torso = torso_of(spec, memory=True)
-    trunk, remembers = net(torso), isinstance(torso, MemoryTorso)
-    shared = isinstance(torso, MemoryTorso | SharedTrunk)
-    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=remembers)
-
-    def head(size: int, scale: float) -> nn.Module:
-        if isinstance(torso, MemoryTorso | SharedTrunk):
-            return Dense(size, scale, dtype, out_dtype=jnp.float32)
-        return Head(torso, size, scale, dtype)
-
-    actor, critic = head(pi_head.num_outputs, 0.01), head(1, 1.0)
-
-    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
-        return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
-
-    def seen(look: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: Any) -> tuple[Any, PyTree]:
-        """What actor and critic see: features of the torso that they share, or the observation; and the memory after it."""
-        return look(params["trunk"], memory, obs, first) if shared else (obs, memory)
-
-    def distribution(params: PyTree, features: Any, obs: PyTree) -> Any:
-        return pi_head.distribution(actor.apply(params["actor"], features), params.get("log_std"), obs)
-
-    def value_of(params: PyTree, features: Any) -> jax.Array:
-        value: Any = critic.apply(params["critic"], features)
-        return value[..., 0]
-
-    def flat(action: jax.Array) -> jax.Array:
-        """Continuous actions as vectors: [..., *shape] -> [..., D]."""
-        if continuous_shape is None:
-            return action
-        return action.reshape(*action.shape[: action.ndim - len(continuous_shape)], pi_head.num_outputs)
+    parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=config.normalize_observations)
+    num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
         lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
@@ -164,39 +109,20 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
     def init(key: Key, hp: dict[str, jax.Array]) -> State:
         actor_key, critic_key, state_key = jax.random.split(key, 3)
-        obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
-        params: dict[str, Any] = {"trunk": trunk.init(jax.random.fold_in(actor_key, 1), obs)} if shared else {}
-        features, _ = seen(trunk.step, params, trunk.carry(1), obs, jnp.ones((1,), bool))
-        params |= {"actor": actor.init(actor_key, features), "critic": critic.init(critic_key, features)}
-        if pi_head.num_log_stds:
-            params["log_std"] = jnp.zeros((pi_head.num_log_stds,), jnp.float32)
+        params = parts.init(actor_key, critic_key)
         step = jnp.zeros((), jnp.int32)
         stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
         return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
-
-    def policy(state: State, explore: bool) -> Policy:
-        acting = {k: v for k, v in state.params.items() if k != "critic"}
-        return Policy(acting, state.normaliser, jnp.asarray(explore))
-
-    def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, dict]:
-        obs = normalise(policy.normaliser, timestep.obs)
-        features, carry = seen(trunk.step, policy.params, carry, obs, timestep.first)
-        pi = distribution(policy.params, features, obs)
-        action = jnp.where(policy.explore, pi.sample(key), pi.mode())
-        extras = {"log_prob": pi.log_prob(action)}
-        if continuous_shape is not None:
-            action = action.reshape(*action.shape[:-1], *continuous_shape)
-        return action, carry, extras
 
     def loss(
         params: PyTree, part: tuple[Rows, PyTree], hp: dict[str, jax.Array], num_rows: jax.Array
     ) -> tuple[jax.Array, dict]:
         """The part of the minibatch's mean loss that these rows give; metrics as sums over rows."""
         rows, memory = part
-        if remembers:
+        if parts.remembers:
             rows = jax.tree.map(lambda x: x.swapaxes(0, 1), rows)  # [N, T, ...] -> [T, N, ...]
-        features, _ = seen(trunk.window, params, memory, rows.obs, rows.first)
-        pi, value = distribution(params, features, rows.obs), value_of(params, features)
+        features, _ = parts.window(params, memory, rows.obs, rows.first)
+        pi, value = parts.distribution(params, features, rows.obs), parts.value(params, features)
         log_prob = pi.log_prob(rows.action)
         policy_loss = clipped_surrogate(
             log_prob, log_prob_old=rows.log_prob, advantage=rows.advantage, clip_eps=hp["clip_eps"]
@@ -238,9 +164,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)
         trajectory = batch.trajectory
-        obs = normalise(state.normaliser, trajectory.obs)
-        features, _ = seen(trunk.window, state.params, batch.memory, obs, trajectory.first)
-        value = value_of(state.params, features)  # [T+1, B]
+        obs = parts.normalise(state.normaliser, trajectory.obs)
+        features, _ = parts.window(state.params, batch.memory, obs, trajectory.first)
+        value = parts.value(state.params, features)  # [T+1, B]
         estimate = jax.vmap(
             lambda r, d, w, v: gae(
                 r, discount=d, valid=w, value=v, gamma=state.hp["gamma"], lam=state.hp["gae_lambda"]
@@ -253,8 +179,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         weight = trajectory.valid[:-1] * batch.weight
         rows = Rows(
             obs=jax.tree.map(lambda x: x[:-1], obs),
-            first=trajectory.first[:-1] if remembers else (),
-            action=flat(trajectory.action[:-1]),
+            first=trajectory.first[:-1] if parts.remembers else (),
+            action=parts.flat(trajectory.action[:-1]),
             log_prob=trajectory.extras["log_prob"][:-1],
             value=value[:-1],
             advantage=advantage,
@@ -264,7 +190,12 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
         def epoch(state: State, epoch_key: Key) -> tuple[State, dict[str, Mean]]:
             shuffled, memory = common.deal(
-                epoch_key, rows, batch.memory, whole=remembers, num_shards=num_shards, num_minibatches=num_minibatches
+                epoch_key,
+                rows,
+                batch.memory,
+                whole=parts.remembers,
+                num_shards=num_shards,
+                num_minibatches=num_minibatches,
             )
             # For all minibatches at once, so that the devices meet twice an epoch for it, and not twice a gradient step.
             count = jnp.sum(shuffled.weight, axis=tuple(range(1, shuffled.weight.ndim)))
@@ -281,4 +212,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             learnt = learnt._replace(normaliser=stats)
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
-    return Algorithm(init, policy, trunk.carry, act, update)
+    return Algorithm(init, parts.policy, parts.carry, parts.act, update)

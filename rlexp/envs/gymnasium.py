@@ -50,7 +50,7 @@ def make(config: Config) -> HostEnv:
         if limit is None:
             raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
         actions, observations = (
-            _actions(config.id, game.action_space),
+            read_actions(config.id, game.action_space),
             read_observations(config.id, game.observation_space),
         )
     finally:
@@ -125,7 +125,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class _Actions(NamedTuple):
+class Actions(NamedTuple):
+    """How the actions of a space are taken."""
+
     spec: Discrete | MultiDiscrete | Continuous
     write: Callable[[Any], Any]  # actions [B, ...] -> what Gymnasium is given
     own: Continuous | None = None  # where they are scaled: as Gymnasium has them
@@ -138,15 +140,16 @@ class Observations(NamedTuple):
     read: Callable[[Any], PyTree]  # Gymnasium's, of a batch -> ours
 
 
-def _actions(name: str, space: Any) -> _Actions:
+def read_actions(name: str, space: Any) -> Actions:
+    """Of any space that can be acted in. Raises ConfigError for another."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
-        return _Actions(action_of(name, space), lambda action: np.asarray(action, np.int64) + start)
+        return Actions(action_of(name, space), lambda action: np.asarray(action, np.int64) + start)
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
         starts = np.asarray(space.start, np.int64)
-        return _Actions(action_of(name, space), lambda action: np.asarray(action, np.int64) + starts)
+        return Actions(action_of(name, space), lambda action: np.asarray(action, np.int64) + starts)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         spec: Any = action_of(name, space)
         bounded = (np.broadcast_to(spec.low, space.shape) == -1) & (np.broadcast_to(spec.high, space.shape) == 1)
@@ -156,7 +159,7 @@ def _actions(name: str, space: Any) -> _Actions:
         def scaled(action: Any) -> np.ndarray:
             return np.clip(middle + half * np.asarray(action), space.low, space.high).astype(space.dtype)
 
-        return _Actions(spec, scaled, Continuous(space.shape, space.low, space.high))
+        return Actions(spec, scaled, Continuous(space.shape, space.low, space.high))
     raise ConfigError(
         f"env.id: the actions of {name} are {_said(space)}; allowed: Discrete, MultiDiscrete of one axis, Box of floats"
     )

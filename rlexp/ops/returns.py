@@ -43,8 +43,8 @@ def gae(
     Returns:
       The advantages, and the targets of the value function (the lambda-returns). No gradient is stopped.
     """
-    _assert_rows(reward, discount, valid)
-    _assert_rows(value, length=reward.shape[0] + 1)
+    assert_rows(reward, discount, valid)
+    assert_rows(value, length=reward.shape[0] + 1)
     delta = reward + gamma * discount * value[1:] - value[:-1]
     decay = gamma * lam * discount
 
@@ -84,7 +84,7 @@ def lambda_returns(
     Returns:
       The targets. What stands on rows with valid 0 is finite and means nothing.
     """
-    _assert_rows(reward, discount, valid, bootstrap)
+    assert_rows(reward, discount, valid, bootstrap)
     goes_on = jnp.concatenate([valid[1:], jnp.zeros((1,), jnp.float32)]) > 0  # is G_{t+1} a return of this episode?
 
     def backward(longer: Array, row: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
@@ -135,7 +135,7 @@ def n_step_returns(
     n: int,
 ) -> Float[Array, " T"]:
     """`n_step_return` of every row of a window; the last n - 1 rows, whose returns it cuts short, bootstrap from its end."""
-    _assert_rows(reward, discount, valid, bootstrap)
+    assert_rows(reward, discount, valid, bootstrap)
     # With valid 0 beyond the window no return goes on there.
     padded = [jnp.pad(x, (0, n - 1)) for x in (reward, discount, valid, bootstrap)]
     at = jnp.arange(reward.shape[0], dtype=jnp.int32)[:, None] + jnp.arange(n, dtype=jnp.int32)
@@ -146,11 +146,11 @@ def n_step_returns(
 
 def n_step_row(valid: Float[Array, " n"]) -> Int[Array, ""]:
     """The row whose value the n-step return takes, from 1: the window's last, or that of the episode's last observation."""
-    _assert_rows(valid)
+    assert_rows(valid)
     return 1 + jnp.sum(jnp.cumprod(valid[1:]), dtype=jnp.int32)
 
 
-def _assert_rows(*arrays: Array, length: int | None = None) -> None:
+def assert_rows(*arrays: Array, length: int | None = None) -> None:
     """All are float32 and of rank 1, with as many rows as the first, or `length`."""
     length = arrays[0].shape[0] if length is None else length
     for array in arrays:

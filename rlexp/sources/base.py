@@ -65,6 +65,9 @@ class HostSource(NamedTuple):
     env_steps_per_update: int = 0  # 0: it steps no environments, and `policy` is ()
     prefill_env_steps: int = 0
     refill: Callable[[Key, Any, Any], Data] | None = None  # as a Source's
+    num_devices: int = (
+        0  # that act and do not learn, those behind the mesh; 0: the policy comes on the first of the mesh
+    )
     check: Callable[[], None] = lambda: None  # before anything is started: raises ConfigError for what it cannot read
 
 

@@ -4,6 +4,7 @@ The policy acts on one device, for all environments at once; the learning waits 
 environments' own state cannot be saved, so that a resumed run begins new episodes, the same ones each time.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ class Data(NamedTuple):
     key: Key
 
 
-class _World:
+class World:
     """Environments [B] between two rollouts."""
 
     def __init__(self, envs: Opened, timestep: TimeStep, carry: PyTree, num_envs: int):
@@ -40,12 +41,21 @@ class _World:
         self.episode_length = np.zeros((num_envs,), np.float32)
 
 
-def make(
-    config: Config, *, env: HostEnv, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
-) -> HostSource:
-    """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of all shards."""
-    del config, num_shards
-    world: _World | None = None
+class Collector(NamedTuple):
+    """How rollouts of environments [B] are made, whoever makes them."""
+
+    # -> the key of the next rollout, one for each step, seeds of the environments
+    split: Callable[[Key], tuple[Key, jax.Array, jax.Array]]
+    open: Callable[[jax.Array], World]  # (seeds [B]): new episodes
+    # (world, policy, keys of the steps) -> a batch of NumPy arrays, with counts of what happened
+    collect: Callable[[World, Any, jax.Array], tuple[Batch, Metrics]]
+    shapes: Callable[[Any], tuple[Data, Batch, Metrics]]  # HostSource.shapes
+
+
+def collector(
+    env: HostEnv, algorithm: Algorithm, *, num_envs: int, num_steps: int, pulse: Callable[[], None] = lambda: None
+) -> Collector:
+    """Of [1, num_steps + 1, num_envs] trajectories. `pulse` is called before each step; what it raises ends the rollout."""
 
     def acted(policy: Any, carry: PyTree, timestep: TimeStep, keys: jax.Array, step: Any) -> Any:
         action, carry, extras = algorithm.act(policy, carry, timestep, keys[step])
@@ -56,20 +66,18 @@ def make(
         seeds = jax.random.bits(reset_key, (num_envs,), jnp.uint32)
         return key, jax.random.split(act_key, num_steps), seeds
 
-    act, keys_of = jax.jit(acted), jax.jit(split)
+    act = jax.jit(acted)
 
-    def init(key: Key, policy: Any) -> Data:
-        del policy
-        close()
-        return Data(key)
+    def open(seeds: jax.Array) -> World:
+        envs = env.open(num_envs)
+        try:
+            return World(envs, envs.reset(np.asarray(seeds)), algorithm.carry(num_envs), num_envs)
+        except BaseException:
+            envs.close()
+            raise
 
-    def close() -> None:
-        nonlocal world
-        if world is not None:
-            world.envs.close()
-        world = None
-
-    def step(world: _World, policy: Any, keys: jax.Array, t: int) -> tuple[Trajectory, Metrics]:
+    def step(world: World, policy: Any, keys: jax.Array, t: int) -> tuple[Trajectory, Metrics]:
+        pulse()
         before: Any = world.timestep  # arrays are NumPy's here
         placed = act(policy, world.carry, before, keys, t)
         clipped, action, extras = jax.device_get(placed[:-1])
@@ -98,12 +106,7 @@ def make(
             extras=extras,
         ), metrics
 
-    def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
-        nonlocal world
-        key, keys, seeds = keys_of(data.key)
-        if world is None:
-            envs = env.open(num_envs)
-            world = _World(envs, envs.reset(np.asarray(seeds)), algorithm.carry(num_envs), num_envs)
+    def collect(world: World, policy: Any, keys: jax.Array) -> tuple[Batch, Metrics]:
         memory = jax.tree.map(lambda x: np.asarray(x)[None], world.carry)
         rows, metrics = zip(*(step(world, policy, keys, t) for t in range(num_steps)), strict=True)
         final = world.timestep
@@ -111,11 +114,8 @@ def make(
         pad = pad._replace(obs=final.obs, first=final.first)
         trajectory = jax.tree.map(lambda *x: np.stack(x)[None], *rows, pad)
         weight: Any = np.ones((1, num_envs), np.float32)
-        return (
-            Data(key),
-            Batch(trajectory, weight, memory=memory),
-            jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype), *metrics),
-        )
+        total = jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype), *metrics)
+        return Batch(trajectory, weight, memory=memory), total
 
     def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
         def one(shape: Any, dtype: Any) -> Any:
@@ -144,4 +144,33 @@ def make(
             {n: Mean(scalar, scalar) for n in names} | {AGENT_STEPS: Mean(number, number)},
         )
 
-    return HostSource(init, next, no_feedback, close, shapes, env_steps_per_update=num_envs * num_steps)
+    return Collector(jax.jit(split), open, collect, shapes)
+
+
+def make(
+    config: Config, *, env: HostEnv, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
+) -> HostSource:
+    """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of all shards."""
+    del config, num_shards
+    of = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
+    world: World | None = None
+
+    def init(key: Key, policy: Any) -> Data:
+        del policy
+        close()
+        return Data(key)
+
+    def close() -> None:
+        nonlocal world
+        if world is not None:
+            world.envs.close()
+        world = None
+
+    def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
+        nonlocal world
+        key, keys, seeds = of.split(data.key)
+        world = world or of.open(seeds)
+        batch, metrics = of.collect(world, policy, keys)
+        return Data(key), batch, metrics
+
+    return HostSource(init, next, no_feedback, close, of.shapes, env_steps_per_update=num_envs * num_steps)

@@ -3,9 +3,10 @@
     source.next() in Python · the batch goes to the devices · the compiled half learns from it
 
 The learning is spread over the mesh as ever, and the evaluation too where its environments are compiled. A policy acts on one
-device, so that what environments of the host do does not depend on how many devices there are, and the logical shards are what the
-update makes of the batch. A data set is not acted in: each process reads its own shards. What stands in `Run.data` is what the
-source keeps for a checkpoint; it is the same on all devices.
+device, or where the source asks for devices of its own on those behind the mesh. So what environments of the host do does not
+depend on how many devices there are, and the logical shards are what the update makes of the batch. A data set is not acted in:
+each process reads its own shards. What stands in `Run.data` is what the source keeps for a checkpoint; it is the same on all
+devices.
 """
 
 import functools
@@ -20,7 +21,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import ConfigError
+from rlexp.config import Config, ConfigError
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.experiment import Experiment
 from rlexp.sources.base import Place, no_feedback
@@ -63,7 +64,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             f"launcher.pack: {len(experiments)} members cannot share a program whose {what}; each trains alone"
         )
     source, algorithm, config = lead.source_of(lead.settings), lead.algorithm, lead.config
-    mesh, actor = layout.mesh, SingleDeviceSharding(layout.mesh.devices.flat[0])
+    mesh, actor = layout.mesh, SingleDeviceSharding(_first_to_act(config, layout, source.num_devices))
 
     def init_one(seed: jax.Array, hp: PyTree) -> tuple[PyTree, Key]:
         state_key, data_key = train_keys(seed)
@@ -256,6 +257,20 @@ class Player:
         if self._opened is not None:
             self._opened.close()
         self._opened = None
+
+
+def _first_to_act(config: Config, layout: Layout, num_devices: int) -> Any:
+    """Of the devices that act and do not learn, or of the mesh. Raises ConfigError where so many are not left."""
+    learners = layout.mesh.devices
+    if config.run == "plan" or not num_devices:  # a plan's devices are but described
+        return learners.flat[0]
+    spare = [d for d in jax.local_devices(backend=learners.flat[0].platform) if d not in set(learners.flat)]
+    if len(spare) < num_devices:
+        raise ConfigError(
+            f"algo.source.num_devices: {num_devices} are to act, and beside the {learners.size} of hardware.mesh this machine "
+            f"has {len(spare)}; make the mesh smaller, or take 0, with which one device does both"
+        )
+    return spare[0]
 
 
 def _first(tree: PyTree) -> PyTree:

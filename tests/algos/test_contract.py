@@ -136,7 +136,9 @@ def assert_close(a: Any, b: Any) -> None:
 
 
 def test_all_algorithms_are_here():
-    assert {"bc", "c51", "decision_transformer", "dqn", "iql", "ppo", "pqn", "r2d2", "sac", "td3"} <= set(ALGORITHMS)
+    assert {"bc", "c51", "decision_transformer", "dqn", "impala", "iql", "ppo", "pqn", "r2d2", "sac", "td3"} <= set(
+        ALGORITHMS
+    )
     assert {algorithm for algorithm, _ in RICH} == set(ALGORITHMS)
 
 
@@ -281,7 +283,7 @@ def test_members_of_a_pack_learn_what_they_would_alone(algorithm, env):
     keys, lr = jax.random.split(jax.random.key(7), 3), c.hp["lr"] * jnp.array([0.5, 1.0, 2.0])
     # Adam's first step is hardly more than the sign of a gradient, also of one that is nothing but rounding: a larger epsilon
     # leaves that out.
-    hp = {name: jnp.float32(1e-3) if name == "adam_eps" else value for name, value in c.hp.items()}
+    hp = {name: jnp.float32(1e-3) if name in ("adam_eps", "rms_eps") else value for name, value in c.hp.items()}
 
     def learn(key: Any, lr: Any) -> Any:
         state, out = functions.update(functions.init(key, hp | {"lr": lr}), c.batch)

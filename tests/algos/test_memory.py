@@ -14,7 +14,7 @@ from rlexp.config import ConfigError
 from rlexp.networks.base import MemoryTorso
 from rlexp.sameness import resume_fingerprint
 
-ALGORITHMS = ("ppo", "pqn")
+ALGORITHMS = ("ppo", "pqn", "impala")
 DEALT = ("ppo", pytest.param("pqn", marks=pytest.mark.slow))  # `common.deal` is of both
 SMALL = (
     "network=gru",

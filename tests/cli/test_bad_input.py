@@ -28,7 +28,7 @@ WRONG = [
     (["env.params.gravty=1"], ["gravty", '"gravity"']),
     (["network.hiden=[64]"], ["network.hiden", '"hidden"']),
     # misspelt groups and options
-    (["algo=ppoo"], ["algo=ppoo", '"ppo"', "Allowed: dqn, ppo, pqn, sac, td3"]),
+    (["algo=ppoo"], ["algo=ppoo", '"ppo"', "Allowed: c51, dqn, impala, ppo, pqn, r2d2, sac, td3"]),
     (["algoo=ppo"], ["algoo", '"algo"']),
     (["env=gymnax/cartpol"], ["env=gymnax/cartpol", '"gymnax/cartpole"']),
     (["env=cartpole"], ["env=cartpole", "gymnax/cartpole"]),

@@ -18,7 +18,7 @@ from rlexp.commands import completion
 
 CASES = {
     "rlexp al": ["algo.", "algo="],
-    "rlexp algo=": ["algo=c51", "algo=dqn", "algo=ppo", "algo=pqn", "algo=r2d2", "algo=sac", "algo=td3"],
+    "rlexp algo=": ["algo=c51", "algo=dqn", "algo=impala", "algo=ppo", "algo=pqn", "algo=r2d2", "algo=sac", "algo=td3"],
     "rlexp -m algo=ppo,pq": ["algo=ppo,pqn"],
     "rlexp env=gymnax/ca": ["env=gymnax/cartpole", "env=gymnax/catch"],
     "rlexp total": ["total_env_steps="],

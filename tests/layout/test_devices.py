@@ -24,6 +24,7 @@ ALGORITHMS = [
     pytest.param(("algo=r2d2", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow),
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
+    pytest.param(("algo=impala",), marks=pytest.mark.slow),
     pytest.param(("algo=dqn",), marks=pytest.mark.slow),
     pytest.param(("algo=sac",), marks=pytest.mark.slow),
     pytest.param(("algo=sac", "env=gymnax/pendulum"), marks=pytest.mark.slow),

@@ -54,6 +54,10 @@ def test_value_based_algorithms_solve_cartpole(overrides, tmp_path):
     assert returns.mean() >= 450
 
 
+def test_impala_solves_cartpole(tmp_path):
+    assert final_returns(tmp_path, "algo=impala", "env=gymnax/cartpole", num_seeds=8).mean() >= 475
+
+
 @pytest.mark.parametrize("recipe", ["pendulum_sac", "pendulum_td3"])
 def test_critics_of_actions_swing_up_pendulum(recipe, tmp_path):
     """In 50,000 steps. Published: -157 to -151."""

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 GAMMA = 0.5
 SETTINGS = {
     "ppo": ("algo.num_envs=16", "algo.num_steps=32", "algo.hp.lr=3e-3", "algo.hp.entropy_coef=0.001", "algo.clip_value=false"),
+    "impala": ("algo.num_envs=16", "algo.num_steps=32", "algo.hp.lr=3e-3", "algo.hp.entropy_coef=0.001"),
     "pqn": ("algo.num_envs=16", "algo.num_steps=32", "algo.num_minibatches=4", "algo.hp.lr=3e-3"),
     "dqn": ("algo.num_envs=16", "algo.num_steps=8", "algo.hp.lr=3e-3", "algo.anneal_lr=true", "algo.source.capacity=2048",
             "algo.source.prefill_env_steps=1024"),
@@ -32,7 +33,7 @@ RAINBOW = ("algo.duelling=true", "algo.n_step=3", "algo.source.selector=prioriti
 CRITICS = ("algo.num_envs=16", "algo.num_steps=8", "algo.num_updates=16", "algo.source.batch_size=64", "algo.hp.lr=3e-3",
            "algo.hp.tau=0.05", "algo.anneal_lr=true", "algo.source.capacity=8192", "total_env_steps=16_384")  # fmt: skip
 SETTINGS |= {"sac": (*CRITICS, "algo.learn_alpha=false", "algo.hp.alpha=0.01"), "td3": CRITICS}
-CASES = [(algo, kind, False) for algo in ("ppo", "pqn", "dqn", "c51", "sac") for kind in probe.KINDS]
+CASES = [(algo, kind, False) for algo in ("ppo", "impala", "pqn", "dqn", "c51", "sac") for kind in probe.KINDS]
 CASES += [(algo, kind, True) for algo in ("sac", "td3") for kind in probe.KINDS]
 
 

@@ -1,0 +1,115 @@
+"""A policy and a value beside it: what PPO and IMPALA make of the configured network, and how they act."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from rlexp.algos.base import TorsoOf
+from rlexp.algos.policy import policy_head
+from rlexp.networks import normaliser as observation_normaliser
+from rlexp.networks.base import MemoryTorso, SharedTrunk, net
+from rlexp.networks.dense import Dense
+from rlexp.networks.heads import Head
+from rlexp.types import Continuous, EnvSpec, Key, PyTree, TimeStep
+
+
+class Policy(NamedTuple):
+    """What actors need."""
+
+    params: PyTree
+    normaliser: PyTree
+    explore: jax.Array
+
+
+class State(NamedTuple):
+    """What a run learns."""
+
+    params: PyTree
+    opt_state: PyTree
+    hp: dict[str, jax.Array]
+    normaliser: PyTree
+    key: Key
+    step: jax.Array  # updates done, int32
+
+
+class ActorCritic(NamedTuple):
+    """Functions of {"actor", "critic"}, "trunk" where they share one, and "log_std" where actions are numbers."""
+
+    init: Callable[[Key, Key], dict[str, Any]]  # (of the actor, of the critic) -> params
+    # (params, memory [B, ...], obs [T, B, ...], first [T, B]) -> what actor and critic see, and the memory after it
+    window: Callable[[PyTree, PyTree, PyTree, Any], tuple[Any, PyTree]]
+    distribution: Callable[[PyTree, Any, PyTree], Any]  # (params, what they see, obs) -> over actions
+    value: Callable[[PyTree, Any], jax.Array]
+    normalise: Callable[[PyTree, PyTree], PyTree]  # (statistics, obs) -> obs as the network is given them
+    flat: Callable[[jax.Array], jax.Array]  # continuous actions as vectors: [..., *shape] -> [..., D]
+    remembers: bool
+    # The functions of an Algorithm
+    policy: Callable[[State, bool], Policy]
+    carry: Callable[[int], PyTree]
+    act: Callable[[Policy, PyTree, TimeStep, Key], tuple[jax.Array, PyTree, dict]]  # extras: the log-probability
+
+
+def actor_critic(spec: EnvSpec, torso_of: TorsoOf, *, dtype: Any, normalize_observations: bool) -> ActorCritic:
+    """On torsos of their own, or on one where that remembers or is shared."""
+    pi_head = policy_head(spec)
+    continuous_shape = spec.action.shape if isinstance(spec.action, Continuous) else None
+    torso = torso_of(spec, memory=True)
+    trunk, remembers = net(torso), isinstance(torso, MemoryTorso)
+    shared = isinstance(torso, MemoryTorso | SharedTrunk)
+
+    def head(size: int, scale: float) -> nn.Module:
+        if isinstance(torso, MemoryTorso | SharedTrunk):
+            return Dense(size, scale, dtype, out_dtype=jnp.float32)
+        return Head(torso, size, scale, dtype)
+
+    actor, critic = head(pi_head.num_outputs, 0.01), head(1, 1.0)
+
+    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
+        return observation_normaliser.normalise(stats, obs) if normalize_observations else obs
+
+    def seen(look: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: Any) -> tuple[Any, PyTree]:
+        """What actor and critic see: features of the torso that they share, or the observation; and the memory after it."""
+        return look(params["trunk"], memory, obs, first) if shared else (obs, memory)
+
+    def distribution(params: PyTree, features: Any, obs: PyTree) -> Any:
+        return pi_head.distribution(actor.apply(params["actor"], features), params.get("log_std"), obs)
+
+    def value_of(params: PyTree, features: Any) -> jax.Array:
+        value: Any = critic.apply(params["critic"], features)
+        return value[..., 0]
+
+    def flat(action: jax.Array) -> jax.Array:
+        if continuous_shape is None:
+            return action
+        return action.reshape(*action.shape[: action.ndim - len(continuous_shape)], pi_head.num_outputs)
+
+    def init(actor_key: Key, critic_key: Key) -> dict[str, Any]:
+        obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
+        params: dict[str, Any] = {"trunk": trunk.init(jax.random.fold_in(actor_key, 1), obs)} if shared else {}
+        features, _ = seen(trunk.step, params, trunk.carry(1), obs, jnp.ones((1,), bool))
+        params |= {"actor": actor.init(actor_key, features), "critic": critic.init(critic_key, features)}
+        if pi_head.num_log_stds:
+            params["log_std"] = jnp.zeros((pi_head.num_log_stds,), jnp.float32)
+        return params
+
+    def window(params: PyTree, memory: PyTree, obs: PyTree, first: Any) -> tuple[Any, PyTree]:
+        return seen(trunk.window, params, memory, obs, first)
+
+    def policy(state: State, explore: bool) -> Policy:
+        acting = {k: v for k, v in state.params.items() if k != "critic"}
+        return Policy(acting, state.normaliser, jnp.asarray(explore))
+
+    def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, dict]:
+        obs = normalise(policy.normaliser, timestep.obs)
+        features, carry = seen(trunk.step, policy.params, carry, obs, timestep.first)
+        pi = distribution(policy.params, features, obs)
+        action = jnp.where(policy.explore, pi.sample(key), pi.mode())
+        extras = {"log_prob": pi.log_prob(action)}
+        if continuous_shape is not None:
+            action = action.reshape(*action.shape[:-1], *continuous_shape)
+        return action, carry, extras
+
+    return ActorCritic(init, window, distribution, value_of, normalise, flat, remembers, policy, trunk.carry, act)

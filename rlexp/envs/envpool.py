@@ -1,0 +1,140 @@
+"""Environments of EnvPool, many at a time in C++: Atari with the usual preprocessing, MuJoCo and others. envpool.readthedocs.io
+
+They run on the host, with next-step autoreset as EnvPool has it: an episode's last observation is a row of its own. What EnvPool
+calls truncated is a truncation, unless the episode was terminated by the same step. Its seeds are fixed where environments are
+made, so that `reset` makes them anew.
+
+What the adapter changes is what `rlexp.envs.gymnasium` changes; and images that have their channels first, as Atari's stacked
+frames, get them last. Limits count steps of the agent, where EnvPool's own tables count frames (Atari's are four to a step).
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlexp.config import ConfigError, Count, Host, nearest, schema
+from rlexp.envs.base import HostEnv, Opened, check_spec
+from rlexp.envs.gymnasium import Observations, read_actions, read_observations
+from rlexp.types import EnvSpec, TimeStep
+
+
+@schema
+class Config:
+    """One of EnvPool's environments."""
+
+    module: Host[str]
+    id: str
+    """EnvPool's id, such as CartPole-v1, Pong-v5 or HalfCheetah-v4."""
+    max_episode_steps: Count | None
+    """Steps after which an episode is truncated; null takes EnvPool's own limit."""
+    kwargs: dict[str, Any]
+    """What else envpool.make is given, such as {reward_clip: true} for an Atari game, or {num_threads: 8}."""
+
+
+def make(config: Config) -> HostEnv:
+    """The environment `config.id`.
+
+    Raises:
+      ConfigError: there is none, it cannot be made, or its spaces are of a kind that nothing here can learn from.
+    """
+    pool = _made(config, [0])
+    try:
+        limit = int(pool.spec.config.max_episode_steps)
+        with _quiet():
+            actions = read_actions(config.id, pool.action_space)
+            observations = _channels_last(read_observations(config.id, pool.observation_space))
+            scored = "reward" in pool.reset()[1]  # Atari's, before it is clipped
+    finally:
+        pool.close()
+    spec = EnvSpec(config.id, observations.struct, actions.spec, limit)
+    try:
+        check_spec(spec)
+    except ValueError as error:
+        raise ConfigError(f"env.id: {error}") from error
+
+    def open(num_envs: int) -> Opened:
+        pool: Any = None
+        zeros: Any = np.zeros((num_envs,), np.float32)
+        last: Any = np.zeros((num_envs,), bool)
+        score = zeros
+
+        def told() -> Any:
+            return {"score": score} if scored else ()
+
+        def reset(seeds: np.ndarray) -> TimeStep:
+            nonlocal pool, last, score
+            close()
+            pool = _made(config, [int(seed) % 2**31 for seed in seeds])  # it takes them as int32
+            obs, _ = pool.reset()
+            last, score = np.zeros((num_envs,), bool), zeros
+            return TimeStep(
+                observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last, info=told()
+            )
+
+        def step(action: Any) -> TimeStep:
+            nonlocal last, score
+            first = last
+            obs, reward, terminated, truncated, info = pool.step(actions.write(action))
+            last = terminated | truncated
+            discount: Any = 1 - terminated.astype(np.float32)
+            if scored:
+                score = np.where(first, 0, score + info["reward"]).astype(np.float32)
+            return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last, told())
+
+        def close() -> None:
+            nonlocal pool
+            if pool is not None:
+                pool.close()
+            pool = None
+
+        return Opened(reset, step, close)
+
+    return HostEnv(spec, open, info=("score",) if scored else (), own_action=actions.own)
+
+
+def _made(config: Config, seeds: list[int]) -> Any:
+    with _quiet():
+        try:
+            import envpool
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"env.module: {error.name} is not installed; pip install envpool brings it, 700 MB"
+            ) from error
+        known = envpool.list_all_envs()
+        if config.id not in known:
+            hint = nearest(config.id, known) or "; envpool.list_all_envs() lists what there is"
+            raise ConfigError(f'env.id: EnvPool has no "{config.id}"{hint}')
+        kwargs = config.kwargs | {"env_type": "gymnasium", "num_envs": len(seeds), "seed": seeds}
+        if config.max_episode_steps is not None:
+            kwargs |= {"max_episode_steps": config.max_episode_steps}
+        try:
+            return envpool.make(config.id, **kwargs)
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            raise ConfigError(
+                f"env.kwargs: {config.id} cannot be made ({type(error).__name__}: {text[0] if text else 'no reason given'})"
+            ) from error
+
+
+def _channels_last(observations: Observations) -> Observations:
+    """Of an image that has them first: there are fewer of them than columns."""
+    struct = observations.struct
+    if not (isinstance(struct, jax.ShapeDtypeStruct) and len(struct.shape) == 3 and struct.shape[0] < struct.shape[2]):
+        return observations
+    channels, height, width = struct.shape
+    return Observations(
+        jax.ShapeDtypeStruct((height, width, channels), struct.dtype),
+        lambda obs: np.ascontiguousarray(np.moveaxis(observations.read(obs), 1, -1)),
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """It warns of the precision of bounds, and its dependencies of other things."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
