@@ -190,5 +190,8 @@ def _by_the_host(f: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _to_host(x: Array) -> Array:
-    """Nothing is done to what is there already; a mere shape (`jax.eval_shape`) does not say where it is."""
+    """A mere shape (`jax.eval_shape`) is nowhere yet. What is there already must stay untouched: a copy, even to where it is,
+    keeps the TPU compiler from writing in place."""
+    if jax.typeof(x).memory_space == jax.memory.Space.Host:
+        return x
     return jax.device_put(x, jax.memory.Space.Host)

@@ -28,5 +28,3 @@ def test_rows_that_no_chip_could_hold_lie_on_the_host(tmp_path):
 def test_on_the_chips_they_do_not_fit(tmp_path):
     done = command_line(tmp_path, *PLAN, "hydra.run.dir=run", tpu_compiler=True)
     assert done.returncode == 2 and "too much" in done.stderr, (done.stdout, done.stderr)
-    found = json.loads((tmp_path / "run/plan.json").read_text())
-    assert not found["fits"] and found["host_bytes"] == 0
