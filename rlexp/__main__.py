@@ -4,6 +4,7 @@ Exit codes: 0 finished or stopped; 1 failed; 2 bad input, told in one line, with
 """
 
 from rlexp.machine import process
+from rlexp.overrides import check_text, doubled, merge_overrides, override_key, quoted
 
 if __name__ == "__main__":
     process.prepare()  # before what takes time to import
@@ -105,11 +106,11 @@ def _url(output_root: str, run_dir: Path) -> str | None:
 
 def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     """With resume=<run>, that run's own overrides come first, and training goes on in its directory."""
-    given = {compose.override_key(o): o.split("=", 1)[1] for o in overrides if "=" in o}
+    given = {override_key(o): o.split("=", 1)[1] for o in overrides if "=" in o}
     name = given.get("resume", "null").strip("'\"")
     if name in ("auto", "null", ""):
         return None, list(overrides)
-    node, _ = compose.compose_node([o for o in overrides if compose.override_key(o) in ("output_root", "resume")])
+    node, _ = compose.compose_node([o for o in overrides if override_key(o) in ("output_root", "resume")])
     for key in ("resume", "output_root"):
         if not isinstance(node.get(key), str):
             raise ConfigError(f"{key}: {node.get(key)!r} is not allowed; expected a string")
@@ -117,11 +118,11 @@ def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     saved = rundir.read_yaml(resume_dir / "overrides.yaml")
     if not isinstance(saved, list) or not all(isinstance(o, str) for o in saved):
         raise ConfigError(f"{resume_dir / 'overrides.yaml'}: this is no list of overrides")
-    earlier = [o for o in saved if not _NOT_INHERITED.fullmatch(compose.override_key(o))]
-    merged = compose.merge_overrides(earlier, overrides)
+    earlier = [o for o in saved if not _NOT_INHERITED.fullmatch(override_key(o))]
+    merged = merge_overrides(earlier, overrides)
     in_place = given.get("run", "train") == "train" and given.get("checkpoint.restore", "all") == "all"
     if in_place and "hydra.run.dir" not in given:
-        merged.append(compose.quoted("hydra.run.dir", str(resume_dir)))
+        merged.append(quoted("hydra.run.dir", str(resume_dir)))
     return resume_dir, merged
 
 
@@ -133,7 +134,7 @@ def main() -> None:
     """Runs a command line. Whatever goes wrong ends here, in one line."""
     run_dir: Path | None = None
     try:
-        compose.check_text(sys.argv[1:])
+        check_text(sys.argv[1:])
         args = _arguments()
         with endings.preparing():
             overrides = [*compose.search_path(args.config_dir), *args.overrides]
@@ -146,7 +147,7 @@ def main() -> None:
             with endings.preparing():
                 command, experiment = validate(overrides)
             run_dir = command.run_dir
-            for line in compose.doubled(overrides):
+            for line in doubled(overrides):
                 endings.say(line)
             (submit if experiment.part("launcher").SUBMITS else run)(command, experiment)
     except (Detached, Rehearsed):
@@ -184,7 +185,7 @@ def _arguments() -> argparse.Namespace:
         raise ConfigError(f"{' and '.join('--' + x.replace('_', '-') for x in given)}: give one of them")
     if (args.package or args.resolve) and not (args.cfg or (args.help and not args.package)):
         raise ConfigError(f"--{'package' if args.package else 'resolve'}: goes with --cfg only")
-    if args.config_dir and "hydra.searchpath" in map(compose.override_key, args.overrides):
+    if args.config_dir and "hydra.searchpath" in map(override_key, args.overrides):
         raise ConfigError("--config-dir: not beside hydra.searchpath, which can name that folder too")
     return args
 
@@ -222,7 +223,7 @@ def run(command: Command, experiment: Any) -> None:
     )
     before = rundir.before(command.run_dir)
     held = opened(command)
-    own = [o for o in command.overrides if compose.override_key(o) != "hydra.run.dir"]
+    own = [o for o in command.overrides if override_key(o) != "hydra.run.dir"]
 
     def task(config: DictConfig) -> Any:
         from rlexp import session
@@ -250,7 +251,7 @@ def submit(command: Command, experiment: Any) -> None:
     held = opened(command)
     held.close()  # the run's own process locks it
     config, goes_on = experiment.config, command.resume_dir == command.run_dir
-    own = [o for o in command.overrides if compose.override_key(o) != "hydra.run.dir"]
+    own = [o for o in command.overrides if override_key(o) != "hydra.run.dir"]
     overrides = packing.without_launcher(own)
     resume_dir = None if goes_on else command.resume_dir
     one = packing.Job(0, overrides, experiment.node, config, experiment.modules, command.run_dir, resume_dir)

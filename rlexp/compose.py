@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlexp import kinds
 from rlexp.config import ConfigError, nearest
 from rlexp.hydra_internals import Callbacks, failures_untold
+from rlexp.overrides import in_quotes, override_key
 from rlexp.storage import store
 from rlexp.storage.rundir import new_id
 
@@ -91,7 +92,7 @@ def searched(hydra: Any) -> list[str]:
 
 
 def _searchpath(places: Sequence[str]) -> list[str]:
-    plain = [place if re.fullmatch(r"[\w:/.-]+", place) else _in_quotes(place) for place in places]
+    plain = [place if re.fullmatch(r"[\w:/.-]+", place) else in_quotes(place) for place in places]
     return [f"hydra.searchpath=[{','.join(plain)}]"]
 
 
@@ -328,47 +329,6 @@ def force(override: str) -> str:
     if override.startswith("~") or "/" in key or key in _groups() or key.startswith("hydra."):
         return override
     return "++" + override.lstrip("+")
-
-
-def override_key(override: str) -> str:
-    """`+a.b=1` -> `a.b`: what an override is about."""
-    return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
-
-
-def check_text(arguments: Sequence[str]) -> None:
-    """Raises ConfigError for what could not be written into a YAML file."""
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"{argument!a}: this is no text in UTF-8") from error
-
-
-def doubled(overrides: Sequence[str]) -> Iterator[str]:
-    """A line for each key that is given several values: Hydra takes the last."""
-    last: dict[str, str] = {}
-    for override in overrides:
-        key = override_key(override)
-        if (before := last.get(key, override)) != override:
-            yield f"{key} is given twice, {before} and {override}: the last counts"
-        last[key] = override
-
-
-def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Those of a resumed run, then the command line's, which win."""
-    said = {override_key(o) for o in later}
-    return [o for o in earlier if override_key(o) not in said] + list(later)
-
-
-def quoted(key: str, value: str) -> str:
-    """`key='value'`, whatever the value holds."""
-    return f"{key}={_in_quotes(value)}"
-
-
-def _in_quotes(value: str) -> str:
-    """Backslashes are themselves, but before a quote or at the end."""
-    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), value)
-    return f"'{escaped}'"
 
 
 def _groups() -> list[str]:

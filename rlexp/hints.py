@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlexp.compose import quoted
+from rlexp.overrides import quoted
 
 
 def command(*words: str) -> str:

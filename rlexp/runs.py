@@ -15,6 +15,7 @@ from rlexp import __main__ as cli
 from rlexp import compose
 from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
+from rlexp.overrides import override_key, quoted
 from rlexp.storage import rundir
 from rlexp.sweep.manifest import NAME, Detached, JobFailed, Manifest
 
@@ -96,10 +97,10 @@ def sweep(*overrides: Given, config_dir: str | Path | None = None, **keys: Any) 
     """
     given = [*compose.search_path(config_dir and str(config_dir)), *words(overrides, keys, choices=True)]
     compose.begin_another_run()
-    if not any(compose.override_key(o) == "hydra.sweep.dir" for o in given):
+    if not any(override_key(o) == "hydra.sweep.dir" for o in given):
         _, place = compose.compose_node(["hydra.run.dir=${hydra.sweep.dir}"])
-        given.append(compose.quoted("hydra.sweep.dir", str(Path(place).absolute())))
-    (place,) = [o.partition("=")[2] for o in given if compose.override_key(o) == "hydra.sweep.dir"][-1:]
+        given.append(quoted("hydra.sweep.dir", str(Path(place).absolute())))
+    (place,) = [o.partition("=")[2] for o in given if override_key(o) == "hydra.sweep.dir"][-1:]
     _, place = compose.compose_node([f"hydra.run.dir={place}"])  # without its quotes
     directory = Path(place).absolute()
     try:
@@ -183,7 +184,7 @@ def _text(value: Any, key: str) -> str:
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text) and text.lower() not in ("null", "true", "false", "nan", "inf")
-        return text if plain else compose.quoted("", text)[1:]
+        return text if plain else quoted("", text)[1:]
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_text(k, key)}:{_text(v, key)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple | range):

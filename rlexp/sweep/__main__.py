@@ -7,6 +7,7 @@ Exit codes: resume and retry those of the sweep; the others 0; 2 bad input.
 """
 
 from rlexp.machine import process
+from rlexp.overrides import override_key, quoted
 
 if __name__ == "__main__":
     process.prepare()
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rlexp import endings, tables
-from rlexp.compose import is_ours, override_key, quoted
+from rlexp.compose import is_ours
 from rlexp.config import ConfigError, load_module
 from rlexp.storage import store
 from rlexp.sweep import worker

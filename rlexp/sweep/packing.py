@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from rlexp.compose import override_key
 from rlexp.config import Config, ConfigError, load_module
+from rlexp.overrides import override_key
 from rlexp.sameness import job_fingerprint, pack_key
 from rlexp.sources.base import is_host
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from rlexp.compose import override_key
 from rlexp.hydra_internals import get_args_parser
 from rlexp.loggers import jsonl
 from rlexp.loggers.base import algorithm
+from rlexp.overrides import override_key
 from rlexp.storage import rundir
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support import assert_same, environment, rlexp_command, rows, saved
 
-from rlexp import compose
+from rlexp.overrides import merge_overrides
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -83,7 +83,7 @@ def start(tmp_path):
                 slurms |= {"SLURM_NTASKS": str(number), "SLURM_PROCID": str(i)}
             elif number > 1:
                 own = (f"processes.coordinator=localhost:{port}", f"processes.index={i}")
-            command = rlexp_command(*compose.merge_overrides(SMALL, [*together, *own, *overrides]))
+            command = rlexp_command(*merge_overrides(SMALL, [*together, *own, *overrides]))
             env = environment(**slurms)
             env.pop("no_proxy", None)  # of tests of the store in this same process; JAX has a line for it
             with output.open("w") as file:

@@ -16,6 +16,7 @@ from support import build
 
 from rlexp import compose
 from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.overrides import merge_overrides, quoted
 from rlexp.sameness import pack_key, resume_fingerprint
 
 OLDER = Path(__file__).parent / "older" / "0.1.yaml"  # a configuration of before what follows was added
@@ -164,12 +165,12 @@ def test_a_folder_of_ones_own_is_searched_first(tmp_path):
     "value", ["back\\slash", "end\\", "q'x", "a\\'b", "a\\\\'b\\\\", "${seed}", "[a, {b: $c}]", "two\nlines"]
 )
 def test_in_quotes_a_value_is_itself(value):
-    (override,) = OverridesParser.create().parse_overrides([compose.quoted("key", value)])
+    (override,) = OverridesParser.create().parse_overrides([quoted("key", value)])
     assert override.value() == value
 
 
 def test_the_command_line_wins_over_a_resumed_runs_overrides():
-    merged = compose.merge_overrides(["algo=dqn", "seed=1", "+x=2"], ["seed=3", "~x"])
+    merged = merge_overrides(["algo=dqn", "seed=1", "+x=2"], ["seed=3", "~x"])
     assert merged == ["algo=dqn", "seed=3", "~x"]
 
 

@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 
 from rlexp import compose
+from rlexp.overrides import quoted
 from rlexp.sweep import optuna as optuna_sweeper
 from rlexp.sweep.hydra_sweep import sweep
 from rlexp.sweep.manifest import Entry, JobFailed, Manifest
@@ -41,7 +42,7 @@ class Plugin:
         GlobalHydra.instance().clear()
         with compose.either_hydra():
             initialize_config_dir(str(compose.CONF_DIR), version_base="1.3", job_name="rlexp")
-        given = [compose.quoted("hydra.sweep.dir", str(directory))]
+        given = [quoted("hydra.sweep.dir", str(directory))]
         self.config = hydra_compose("config", given, return_hydra_config=True)
         self.hydra_context = SimpleNamespace(config_loader=GlobalHydra.instance().config_loader())
         self.params: dict[str, str] = {}

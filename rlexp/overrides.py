@@ -1,0 +1,47 @@
+"""Overrides as they are typed: `a.b=1`, `+a.b=1`, `~a`, `env@eval.env=x`. Only their text; what they mean, Hydra says."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from rlexp.config import ConfigError
+
+
+def override_key(override: str) -> str:
+    """`+a.b=1` -> `a.b`: what an override is about."""
+    return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for what could not be written into a YAML file."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{argument!a}: this is no text in UTF-8") from error
+
+
+def doubled(overrides: Sequence[str]) -> Iterator[str]:
+    """A line for each key that is given several values: Hydra takes the last."""
+    last: dict[str, str] = {}
+    for override in overrides:
+        key = override_key(override)
+        if (before := last.get(key, override)) != override:
+            yield f"{key} is given twice, {before} and {override}: the last counts"
+        last[key] = override
+
+
+def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+    """Those of a resumed run, then the command line's, which win."""
+    said = {override_key(o) for o in later}
+    return [o for o in earlier if override_key(o) not in said] + list(later)
+
+
+def quoted(key: str, value: str) -> str:
+    """`key='value'`, whatever the value holds."""
+    return f"{key}={in_quotes(value)}"
+
+
+def in_quotes(value: str) -> str:
+    """Backslashes are themselves, but before a quote or at the end."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), value)
+    return f"'{escaped}'"
