@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.replay_work import columns, rate, weights
 from rlexp.replay import ring as rings
 from rlexp.replay import selectors, sums, table
+from rlexp.replay.columns import Storage
 from rlexp.replay.selectors import Draws
 
 EXPONENT = 0.6
@@ -40,7 +41,8 @@ def rates(
     """Inserts, and draws by both selectors, from a memory that is full."""
     pool = columns(num_bytes, seed=seed)
     items = [{k: v[i : i + batch] for k, v in pool.items()} for i in range(0, len(pool["action"]), batch)]
-    make = {"rlexp": ours, "flashbax": flashbaxs}[side]
+    host = functools.partial(ours, storage="host")
+    make: Callable = {"rlexp": ours, "rlexp, host": host, "flashbax": flashbaxs}[side]
     rows: dict[str, float] = {}
     for selector in ("prioritised", "uniform"):
         insert, draw = make(items[0], selector=selector, num_items=num_items, batch=batch, updates=updates, seed=seed)
@@ -58,7 +60,16 @@ def rates(
     return rows
 
 
-def ours(item: Any, *, selector: str, num_items: int, batch: int, updates: int, seed: int) -> tuple[Callable, Callable]:
+def ours(
+    item: Any,
+    *,
+    selector: str,
+    num_items: int,
+    batch: int,
+    updates: int,
+    seed: int,
+    storage: Storage = "device",
+) -> tuple[Callable, Callable]:
     """What source=replay does to add and to draw: a trajectory is a row of the ring."""
     weighted = selector == "prioritised"
     num_items -= num_items % batch  # blocks fill the ring exactly
@@ -81,7 +92,7 @@ def ours(item: Any, *, selector: str, num_items: int, batch: int, updates: int, 
         sampled = table.mark(ring.table, drawn.item).sampled
         return sampled, key, drawn, rings.read(ring, drawn.item, num_envs=1, length=1)
 
-    ring = jax.jit(functools.partial(rings.init, structs, capacity=num_items, weighted=weighted))()
+    ring = jax.jit(functools.partial(rings.init, structs, capacity=num_items, weighted=weighted, storage=storage))()
     state = [ring, jax.random.key(seed)]
 
     def insert(items: Any) -> None:

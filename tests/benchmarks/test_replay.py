@@ -34,16 +34,17 @@ def test_sides_bars_and_results(asked, monkeypatch, tmp_path, capsys, device):
     (file,) = tmp_path.iterdir()
     assert file.name == ("replay_gpu.json" if gpu else "replay.json")
     results = json.loads(file.read_text())["results"]
-    assert results["1024"]["inserts"]["ratios"]["flashbax"]["of_medians"] == 1.0
+    assert results["1024"]["inserts"]["ratios"]["rlexp / flashbax"]["of_medians"] == 1.0
     assert printed.count("prioritised, rlexp / flashbax: 1; at least 1: yes") == 3
     assert ("reverb" in printed) is not gpu
     assert ("host bandwidth" in results) is gpu
     if not gpu:
         assert printed.count("uniform, rlexp / reverb: 4; at least 6: NO") == 3
         assert printed.count("inserts, rlexp / reverb: 4; at least 3: yes") == 3
+        assert printed.count("uniform, rlexp, host / reverb: 4; at least 3: yes") == 3
     assert "draws a second of 10,000,000 items: 600; at least 250000: NO" in printed
-    first = [request.get("side", module) for module, request in asked[: 4 if gpu else 6]]
-    assert first == (["rlexp", "flashbax"] * 2 if gpu else ["rlexp", "flashbax", "reverb_run"] * 2)
+    first = [request.get("side", module) for module, request in asked[: 6 if gpu else 8]]
+    assert first == [*["rlexp", "rlexp, host", "flashbax"], *([] if gpu else ["reverb_run"])] * 2
     same = [{k: v for k, v in request.items() if k not in ("what", "side")} for _, request in asked[:2]]
     assert same[0] == same[1]
 
