@@ -112,7 +112,9 @@ def _made(config: Config, seeds: list[int]) -> Any:
         if config.max_episode_steps is not None:
             kwargs |= {"max_episode_steps": config.max_episode_steps}
         try:
-            return envpool.make(config.id, **kwargs)
+            pool = envpool.make(config.id, **kwargs)
+            _ = pool.observation_space, pool.action_space  # made when first looked at: here nobody hears its warnings
+            return pool
         except Exception as error:
             text = str(error).strip().splitlines()
             raise ConfigError(
