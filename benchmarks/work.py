@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.measure import BENCH, Sample, run
-from rlexp.compose import quoted
+from rlexp.overrides import quoted
 
 
 class Work(NamedTuple):
