@@ -167,10 +167,9 @@ def row_bytes(structs: Any) -> int:
 class Reader:
     """Prepares the batches of several shards side by side, a few ahead, in a thread."""
 
-    def __init__(self, orders: Sequence[Order], *, batch_size: int, position: int):
-        """`batch_size`: of each shard."""
-        self.position = position
-        self._share = batch_size / max(order.num_transitions for order in orders)
+    def __init__(self, orders: Sequence[Order], *, batch_size: int, position: int, epoch: int):
+        """`batch_size`: of each shard; `epoch`: the transitions of the largest one."""
+        self.position, self._share = position, batch_size / epoch
         self._ready: queue.Queue[Any] = queue.Queue(_AHEAD)
         self._over = threading.Event()
         streams = [order.batches(batch_size, position) for order in orders]

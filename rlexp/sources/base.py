@@ -61,7 +61,9 @@ class HostSource(NamedTuple):
     next: Callable[[Data, Any], tuple[Data, Batch, Metrics]]  # (data, policy)
     feedback: Callable[[Data, Any, Any], Data]  # (data, Batch.ids [U, B, ...], priority [U, B]), NumPy arrays
     close: Callable[[], None]  # ends what it has started; may be called twice
-    shapes: Callable[[Any], tuple[Data, Batch, Metrics]]  # (policy) -> jax.ShapeDtypeStructs of what next() gives
+    shapes: Callable[
+        [Any], tuple[Data, Batch, Metrics]
+    ]  # (policy) -> jax.ShapeDtypeStructs of what next() gives, in all processes
     env_steps_per_update: int = 0  # 0: it steps no environments, and `policy` is ()
     prefill_env_steps: int = 0
     refill: Callable[[Key, Any, Any], Data] | None = None  # as a Source's

@@ -119,7 +119,8 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
             )
             for shard in shards
         ]
-        return windows.Reader(orders, batch_size=of_shard, position=int(data.position))
+        epoch = max(int(opened.lengths[mine].sum()) for mine in dealt)
+        return windows.Reader(orders, batch_size=of_shard, position=int(data.position), epoch=epoch)
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         nonlocal reader
@@ -139,14 +140,14 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
         one = jax.ShapeDtypeStruct
 
         def rows(struct: Any) -> Any:
-            return one((1, length + 1, of_shard * len(shards), *struct.shape), struct.dtype)
+            return one((1, length + 1, config.batch_size, *struct.shape), struct.dtype)
 
         number: Any = one((), jnp.float32)
         flag: Any = one((), jnp.bool_)
         extras = {"return_to_go": number, "time": one((), jnp.int32)} if config.returns_to_go else {}
         row = Trajectory(spec.observation, flag, action_struct(spec), number, number, number, extras)  # type: ignore[arg-type]
         key: Any = jax.eval_shape(lambda: jax.random.key(0))
-        weight: Any = one((1, of_shard * len(shards)), jnp.float32)
+        weight: Any = one((1, config.batch_size), jnp.float32)
         return (
             Data(key, one((), jnp.int32), one((), jnp.uint32)),
             Batch(jax.tree.map(rows, row), weight),

@@ -133,6 +133,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             return jax.device_put(batch, batch_shardings)
         return jax.tree.map(jax.make_array_from_process_local_data, batch_shardings, batch)
 
+    def everywhere(tree: PyTree) -> PyTree:
+        """What each process has alike, on all devices."""
+        if jax.process_count() == 1:
+            return jax.device_put(tree, layout.replicated)
+        return jax.tree.map(lambda x: _everywhere(x, layout.replicated), tree)
+
     init_state = jax.jit(lambda *args: _alone(init_one(*args)), out_shardings=(shardings.state, layout.replicated))
     # Taken out on the mesh, where the state lies, and brought to the device that acts.
     explorer = jax.jit(lambda state: policy_of(_first(state), True))
@@ -143,7 +149,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         seeds, hp, settings = member_data(members)
 
         def place(data: PyTree) -> PyTree:
-            return jax.device_put(_alone(data), shardings.data)
+            return everywhere(_alone(data))
 
         def compile_all() -> Program:
             began = time.perf_counter()
@@ -156,15 +162,17 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             def begin() -> tuple[Run, Metrics]:
                 state, key = init_state(seeds[0], _first(hp))
-                return Run(state, place(source.init(jax.device_put(key[0], actor), acting(state))), settings_now()), {}
+                return Run(
+                    state, place(source.init(jax.device_put(_here(key)[0], actor), acting(state))), settings_now()
+                ), {}
 
             def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
-                state, data = run.state, jax.device_put(_first(run.data), actor)
+                state, data = run.state, jax.device_put(_first(_here(run.data)), actor)
                 sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
                 for _ in range(num_updates):
                     data, batch, collected = source.next(data, acting(state))
                     batch, ids = put(batch), batch.ids
-                    collected = jax.device_put(collected, layout.replicated)
+                    collected = everywhere(collected)
                     jax.block_until_ready(sums)  # of the update before: no more than one batch waits on the devices
                     state, sums, told = learn(state, batch, collected, sums)
                     if told is not None:
@@ -263,7 +271,8 @@ def _first_to_act(config: Config, layout: Layout, num_devices: int) -> Any:
     """Of the devices that act and do not learn, or of the mesh. Raises ConfigError where so many are not left."""
     learners = layout.mesh.devices
     if config.run == "plan" or not num_devices:  # a plan's devices are but described
-        return learners.flat[0]
+        mine = [device for device in learners.flat if device.process_index == jax.process_index()]
+        return (mine or [*learners.flat])[0]
     spare = [d for d in jax.local_devices(backend=learners.flat[0].platform) if d not in set(learners.flat)]
     if len(spare) < num_devices:
         raise ConfigError(
@@ -271,6 +280,19 @@ def _first_to_act(config: Config, layout: Layout, num_devices: int) -> Any:
             f"has {len(spare)}; make the mesh smaller, or take 0, with which one device does both"
         )
     return spare[0]
+
+
+def _here(tree: PyTree) -> PyTree:
+    """What all devices have alike, as a device of this process has it."""
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+
+def _everywhere(x: Any, replicated: NamedSharding) -> jax.Array:
+    """What every process has alike, on all devices of all of them: keys cannot be brought there, their numbers can."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        numbers = jax.make_array_from_process_local_data(replicated, np.asarray(jax.random.key_data(x)))
+        return jax.jit(jax.random.wrap_key_data, out_shardings=replicated)(numbers)
+    return jax.make_array_from_process_local_data(replicated, np.asarray(x))
 
 
 def _first(tree: PyTree) -> PyTree:

@@ -91,11 +91,11 @@ def test_a_file_that_breaks_while_it_is_read_is_told_to_the_one_who_asks():
     def breaks(i: int) -> Episode:
         raise Unreadable(f"episode {i}")
 
-    reader = windows.Reader([order(data._replace(read=breaks))], batch_size=4, position=0)
+    reader = windows.Reader([order(data._replace(read=breaks))], batch_size=4, position=0, epoch=32)
     with pytest.raises(Unreadable, match="episode 0"):
         reader.next()
     reader.close()
-    reader = windows.Reader([order(data), order(data, seed=(5,))], batch_size=4, position=3)
+    reader = windows.Reader([order(data), order(data, seed=(5,))], batch_size=4, position=3, epoch=32)
     rows, epoch = reader.next()
     assert rows.obs.shape == (4, 8) and epoch == 0.5 and jnp.isfinite(rows.reward).all()
     reader.close()
