@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import BENCH, ROOT, Failed, Say, run, table, verdict, write
-from rlexp.compose import compose_node, quoted
+from rlexp.compose import compose_node
 from rlexp.modes import hlo
 from rlexp.modes.cost import cost
+from rlexp.overrides import quoted
 
 LIBTPU = Path(os.environ.get("RLEXP_LIBTPU", ROOT / ".libtpu"))
 PROFILES = ("v4-8", "v4-16", "v4-32", "v4-64")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import BENCH, Sample, Say, alternate, ratio, run, spread, table, verdict, write
-from rlexp.compose import quoted
+from rlexp.overrides import quoted
 
 PACKED_BOUND = 1.5  # of pack=off's time over a pack's
 PROCESSES_BOUND = 8.0
