@@ -159,6 +159,9 @@ def make(
                 policy, version = board.policy(number, actor)
                 _, keys, seeds = of.split(key if config.num_actors == 1 else jax.random.fold_in(key, actor))
                 key = of.split(key)[0]  # the same for all actors: what a checkpoint keeps is theirs together
+                keys = jax.device_put(
+                    keys, jax.tree.leaves(policy)[0].sharding
+                )  # beside the policy, whose device may be another
                 if world is None:
                     with opening:
                         world = of.open(seeds)
