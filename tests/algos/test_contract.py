@@ -315,7 +315,9 @@ def test_other_actions_are_learnt_or_refused_in_one_line(algorithm, actions):
     told, shape, dtype = KINDS_OF_ACTIONS[actions]
     refused = refusal(algorithm, "probe", actions)
     if refused:
-        assert refused in [f"env: probe/obs_action_reward {how.format(algorithm)}" for how in told]
+        node, _ = compose.compose_node([f"algo={algorithm}"])
+        name = node["algo"]["module"].rpartition(".")[2]  # c51 is dqn's
+        assert refused in [f"env: probe/obs_action_reward {how.format(name)}" for how in told]
         return
     built = build(algorithm, "probe", actions)
     hp = {name: jnp.asarray(x, jnp.float32) for name, x in built.hp.items()}
