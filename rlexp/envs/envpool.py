@@ -9,6 +9,7 @@ frames, get them last. Limits count steps of the agent, where EnvPool's own tabl
 """
 
 import contextlib
+import importlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -99,7 +100,7 @@ def make(config: Config) -> HostEnv:
 def _made(config: Config, seeds: list[int]) -> Any:
     with _quiet():
         try:
-            import envpool
+            envpool = importlib.import_module("envpool")  # by name, or type checkers take it for this module
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"env.module: {error.name} is not installed; pip install envpool brings it, 700 MB"
