@@ -16,9 +16,10 @@ from support import environment
 from rlexp import compose
 from rlexp.commands import completion
 
+ALGORITHMS = sorted(f"algo={path.stem}" for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
 CASES = {
     "rlexp al": ["algo.", "algo="],
-    "rlexp algo=": ["algo=c51", "algo=dqn", "algo=impala", "algo=ppo", "algo=pqn", "algo=r2d2", "algo=sac", "algo=td3"],
+    "rlexp algo=": ALGORITHMS,
     "rlexp -m algo=ppo,pq": ["algo=ppo,pqn"],
     "rlexp env=gymnax/ca": ["env=gymnax/cartpole", "env=gymnax/catch"],
     "rlexp total": ["total_env_steps="],

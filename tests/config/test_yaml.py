@@ -48,10 +48,12 @@ NEEDS = {
     "network=cnn": ["env=gymnax/breakout"],  # an image
     "env=gymnax_class": ["env.name=a:B"],
     "env=gymnasium": ["env.id=CartPole-v1"],
+    "env=envpool": ["env.id=CartPole-v1"],
     "source=replay": ["algo=dqn"],
     "source=replay_50k": ["algo=sac"],
     "source=replay_sequences": ["algo=r2d2"],
     "source=host": ["env=gymnasium/cartpole"],
+    "source=actors": ["env=gymnasium/cartpole"],
     "source=dataset": ["algo=bc"],
 }
 

@@ -71,7 +71,7 @@ def described(tree, num_leading: int = 0):
 
 def test_table_of_the_documentation_is_complete():
     assert sorted(documented()) == OPTIONS
-    assert len(OPTIONS) == 26 + 7 + 1 + 4
+    assert len(OPTIONS) == 26 + 8 + 1 + 4
 
 
 @pytest.mark.parametrize("option", OPTIONS)

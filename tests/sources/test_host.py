@@ -318,7 +318,7 @@ def test_several_processes_are_refused(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"processes\.number: 2 is not allowed where environments run on the host; allowed: 1"
     ):
-        host.check(build("env=gymnasium/cartpole").config)
+        host.check(build("env=gymnasium/cartpole"))
 
 
 def test_a_plan_is_of_the_learning():

@@ -55,7 +55,7 @@ def test_everything_else_is_another_program(line):
 def test_jobs_whose_environments_are_on_the_host_are_never_packed():
     found = jobs("env=gymnasium/cartpole seed=1", "env=gymnasium/cartpole seed=2", "seed=1", "seed=2")
     assert numbers(grouped(found, pack="auto", max_pack=None)) == [[0], [1], [2, 3]]
-    with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(env=\S+ seed=1\) .* run on the host"):
+    with pytest.raises(ConfigError, match=r"launcher\.pack: require, .* job 0 \(env=\S+ seed=1\) .* are the host\'s"):
         grouped(found, pack="require", max_pack=None)
 
 
