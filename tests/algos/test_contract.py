@@ -1,6 +1,8 @@
-"""What every algorithm keeps to. An algorithm is covered as soon as conf/algo/ has its YAML; nothing here names one."""
+"""What every algorithm keeps to. An algorithm is covered as soon as conf/algo/ has its YAML; names say only
+which cases are quick and which slow."""
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -49,11 +51,17 @@ def refusal(algorithm: str, env: str, *overrides: str) -> str:
 CASES = [(a, env) for a in ALGORITHMS for env in ("probe", "masked", "continuous") if not refusal(a, env)]
 RICH = [(a, env) for a, env in CASES if env != "probe"]
 # The probe's observations are plain arrays, as in all environments that algorithms are trained in elsewhere.
-# Of the algorithms that take both kinds of actions one is enough for what costs most.
-EACH = [
-    pytest.param(a, env, marks=pytest.mark.slow if i and RICH[i - 1][0] == a else ()) for i, (a, env) in enumerate(RICH)
-]
-ALL = [pytest.param(*c, marks=() if c in RICH else pytest.mark.slow) for c in CASES]
+# Every day one kind of actions is enough for each algorithm, and for packs, which cost most, some algorithms.
+FIRST = dict(reversed(RICH))
+PACKED = ("dqn", "ppo", "r2d2", "sac", "td3")
+
+
+def _cases(quick: Callable[[str, str], bool], cases: Iterable[tuple[str, str]] = RICH) -> list[Any]:
+    return [pytest.param(*case, marks=() if quick(*case) else pytest.mark.slow) for case in cases]
+
+
+EACH = _cases(lambda a, env: FIRST[a] == env and a in PACKED)
+ALL = _cases(lambda a, env: FIRST[a] == env or (a, env) == ("ppo", "continuous"), CASES)
 MASKED = [a for a, env in CASES if env == "masked"]
 
 

@@ -97,6 +97,7 @@ def test_rows_that_are_not_present_are_seen_by_none():
     np.testing.assert_allclose(filled[:, 2:], alone, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_and_rematerialisation_change_nothing_but_rounding():
     rows = toys.faint(toys.trajectory(1, K + 1, 8))
     to_go = np.random.default_rng(1).normal(size=(K + 1, 8)).astype(np.float32)

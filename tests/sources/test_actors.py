@@ -165,6 +165,7 @@ def test_without_a_lag_it_is_the_synchronous_source_bit_for_bit():
         assert ours["train/lag_mean"].sum == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     """With an environment that remembers nothing; several actors, each with random numbers of its own."""
     both = ("algo.anneal_lr=false", "algo.source.max_lag=0", "algo.source.num_actors=2")
@@ -177,6 +178,7 @@ def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
 
 
+@pytest.mark.slow
 def test_some_devices_act_and_others_learn():
     """Two of four; an actor on each. What is collected does not depend on it."""
     overrides = ("source=actors", "algo.source.max_lag=0", "algo.source.num_actors=2", "shards=2", "algo.num_envs=8")

@@ -87,7 +87,7 @@ def test_a_greedy_record_is_another_and_nothing_is_overwritten(place):
 # --- learning from it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["hdf5", "arrow"])
+@pytest.mark.parametrize("kind", ["hdf5", pytest.param("arrow", marks=pytest.mark.slow)])
 def test_resumed_it_is_the_run_that_never_stopped(kind, place, tmp_path):
     """In the middle of an epoch, with the reading in pools; to the bit."""
     given = bc(
@@ -132,6 +132,7 @@ def test_any_number_of_devices(place):
         np.testing.assert_allclose(x, y, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_and_a_network_with_a_memory(place, tmp_path):
     given = bc("precision=bf16", "network=gru", "network.units=4", "algo.sequence_length=5", "eval.num_episodes=1")
     (summary,) = train(tmp_path, *(x for x in given if x != "network.hidden=[8]"))
