@@ -3,6 +3,7 @@
 Needs Debian's slurm-wlm and munge, and root. `python tests/slurm_cluster.py DIR` starts one, to play with.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -93,6 +94,9 @@ class Cluster:
         daemon = self._daemons[node]
         daemon.kill()
         daemon.wait()
+        for process in _of_jobs(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def wait_until(self, holds, what: str, timeout_s: float = 60) -> None:
         """Polls; says what did not come."""
@@ -140,6 +144,19 @@ class Cluster:
             [path, *arguments], env=os.environ | self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
         log.close()
+
+
+def _of_jobs(node: str) -> set[int]:
+    """The processes of jobs on a node, and Slurm's own that watch over them: what its slurmd leaves behind."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"SLURMD_NODENAME={node}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                found.add(int(entry.name))
+                if b"slurmstepd" in Path("/proc", parent, "cmdline").read_bytes():
+                    found.add(int(parent))
+    return found
 
 
 def _free_ports() -> list[int]:

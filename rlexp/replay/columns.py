@@ -186,7 +186,10 @@ def _among_all(words: Array, item: Array, width: int) -> Array:
 
 def _by_the_host(f: Callable[..., Array]) -> Callable[..., Array]:
     """f, computed by the host: the device can move what lies there, but pick no rows of it."""
-    return compute_on("device_host")(jax.jit(f))
+    on: Any = compute_on  # of jax 0.10 or 0.11, which differ
+    if jax.__version_info__ < (0, 11):
+        return on("device_host")(jax.jit(f))
+    return on(jax.jit(f), compute_type="device_host", out_memory_spaces=jax.memory.Space.Host)
 
 
 def _to_host(x: Array) -> Array:
