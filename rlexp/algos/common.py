@@ -146,6 +146,40 @@ def descend(
         return optax.apply_updates(params, updates), opt_state
 
 
+def gradient_step(
+    loss: Callable[[PyTree, PyTree, Array], tuple[Array, dict[str, Array]]],
+    optimiser: tuple[optax.GradientTransformation, Array],
+    state: Any,
+    rows: PyTree,
+    count: Float[Array, ""],
+    *,
+    num_parts: int,
+    num_shards: int,
+) -> tuple[Any, dict[str, Mean]]:
+    """One step on one minibatch, of an algorithm whose state has `params` and `opt_state`.
+
+    Args:
+      loss: (params, part of the rows, how many count in all of them, at least 1) -> the part of the mean loss that these give,
+        and metrics as sums over rows.
+      optimiser: and its learning rate.
+      rows: leaves [num_shards * n, ...].
+      count: of the rows, those that count.
+    """
+    optimise, lr = optimiser
+    num_rows = jnp.maximum(count, 1.0)
+    grads, sums = gradients(
+        lambda params, part: loss(params, part, num_rows),
+        state.params,
+        rows,
+        num_parts=num_parts,
+        num_shards=num_shards,
+    )
+    params, opt_state = descend(optimise, grads, state.opt_state, state.params)
+    metrics = {name: Mean(total, count) for name, total in sums.items()}
+    metrics |= {"loss/grad_norm": single(optax.tree.norm(grads)), "loss/lr": single(lr)}
+    return state._replace(params=params, opt_state=opt_state), metrics
+
+
 def single(x: Array) -> Mean:
     """A metric that is one number."""
     return Mean(x, jnp.ones((), jnp.float32))

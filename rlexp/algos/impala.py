@@ -162,19 +162,15 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def gradient_step(state: State, minibatch: tuple[tuple[Rows, PyTree], jax.Array]) -> tuple[State, dict[str, Mean]]:
         """One step of RMSProp on one minibatch: leaves of windows are [num_shards * n, T+1, ...]."""
         windows, count = minibatch
-        num_rows = jnp.maximum(count, 1.0)
-        grads, sums = common.gradients(
-            lambda params, part: loss(params, part, state.hp, num_rows),
-            state.params,
+        return common.gradient_step(
+            lambda params, part, num_rows: loss(params, part, state.hp, num_rows),
+            optimiser(state.hp, state.step),
+            state,
             windows,
+            count,
             num_parts=config.gradient_accumulation,
             num_shards=num_shards,
         )
-        optimise, lr = optimiser(state.hp, state.step)
-        params, opt_state = common.descend(optimise, grads, state.opt_state, state.params)
-        metrics = {name: Mean(total, count) for name, total in sums.items()}
-        metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
-        return state._replace(params=params, opt_state=opt_state), metrics
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)

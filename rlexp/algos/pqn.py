@@ -159,19 +159,15 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
     def gradient_step(state: State, rows: tuple[Rows, PyTree]) -> tuple[State, dict[str, Mean]]:
         """One step of RAdam on one minibatch: leaves of rows are [num_shards * n, ...]."""
-        count = jnp.sum(rows[0].weight)
-        grads, sums = common.gradients(
-            lambda params, part: loss(params, part, jnp.maximum(count, 1.0)),
-            state.params,
+        return common.gradient_step(
+            loss,
+            optimiser(state.hp, state.step),
+            state,
             rows,
+            jnp.sum(rows[0].weight),
             num_parts=config.gradient_accumulation,
             num_shards=num_shards,
         )
-        optimise, lr = optimiser(state.hp, state.step)
-        params, opt_state = common.descend(optimise, grads, state.opt_state, state.params)
-        metrics = {name: Mean(total, count) for name, total in sums.items()}
-        metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
-        return state._replace(params=params, opt_state=opt_state), metrics
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)
