@@ -134,9 +134,8 @@ class Error(NamedTuple):
     priority: jax.Array
 
 
-Backed = Callable[
-    [jax.Array], jax.Array
-]  # the n-step return of each sample whose row at the end is worth so much; [B] -> [B]
+# The n-step return of each sample whose row at the end is worth so much; [B] -> [B]
+Backed = Callable[[jax.Array], jax.Array]
 
 
 class Values(NamedTuple):
