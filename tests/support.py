@@ -75,6 +75,7 @@ def train(
     return train_pack(members, stop=stop or Stop(), resume=resume, traced=traced)
 
 
+ALGORITHMS = sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
 REPOSITORY = Path(experiment.__file__).parents[1]
 
 

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from algos import recorded, toys
+from support import ALGORITHMS
 
 from rlexp import compose, experiment
 from rlexp.config import ConfigError
 from rlexp.envs.base import action_struct
 from rlexp.experiment import Experiment
 
-ALGORITHMS = sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
 SMALL = ("logger=quiet", "env=probe/obs_action_reward")
 SIZES = {"num_envs": 8, "num_steps": 16}  # of those that step environments
 OF_DATA = {"sequence_length": 4, "context_length": 4, "units": 8}  # of those that do not

@@ -9,11 +9,11 @@ import jax
 import pytest
 from command_lines import SOUND, Line, lines, run, wrong_with
 from hypothesis import HealthCheck, given, settings
+from support import ALGORITHMS
 
 from rlexp import compose, session
 from rlexp.sweep import hydra_jobs, packs
 
-ALGORITHMS = ", ".join(sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml")))
 TWO = ("hardware.emulate=true", "hardware.mesh.data=2")
 RUN = {f"a/{name}": content for name, content in SOUND.items()}
 # The samples: (arguments, words of the line). What else must hold of each is in `wrong_with`.
@@ -42,8 +42,8 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     *[(Line([f"{group}=null"]), [f"{group}: null", "choice"]) for group in sorted(compose._groups())],
     *[(Line([blank]), ["cannot be read as key=value"]) for blank in ("\u2028", "\n", "\x85")],  # ends of lines, to some
     (Line(["env=3"]), ["env: 3", "gymnax/cartpole"]),
-    (Line(["algo="]), ["algo: ''", ALGORITHMS]),
-    (Line(["algo=[null]"]), ["algo: [null]", ALGORITHMS]),
+    (Line(["algo="]), ["algo: ''", ", ".join(ALGORITHMS)]),
+    (Line(["algo=[null]"]), ["algo: [null]", ", ".join(ALGORITHMS)]),
     (Line(["+hydra/launcher=true"]), ["hydra/launcher: true", "rlexp"]),
     (Line(["-m", "env=null,gymnax/catch"]), ["env: null", "gymnax/cartpole"]),
     (Line(["algo.module="]), ["algo.module", "''"]),

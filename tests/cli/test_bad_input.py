@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import command_line
+from support import ALGORITHMS, command_line
 
 from rlexp import __main__ as cli
-from rlexp import compose
-
-ALGORITHMS = ", ".join(sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml")))
 
 # (arguments, words that the line must hold)
 WRONG = [
@@ -31,7 +28,7 @@ WRONG = [
     (["env.params.gravty=1"], ["gravty", '"gravity"']),
     (["network.hiden=[64]"], ["network.hiden", '"hidden"']),
     # misspelt groups and options
-    (["algo=ppoo"], ["algo=ppoo", '"ppo"', f"Allowed: {ALGORITHMS}"]),
+    (["algo=ppoo"], ["algo=ppoo", '"ppo"', f"Allowed: {', '.join(ALGORITHMS)}"]),
     (["algoo=ppo"], ["algoo", '"algo"']),
     (["env=gymnax/cartpol"], ["env=gymnax/cartpol", '"gymnax/cartpole"']),
     (["env=cartpole"], ["env=cartpole", "gymnax/cartpole"]),

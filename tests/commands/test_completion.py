@@ -11,15 +11,14 @@ import time
 
 import pytest
 import yaml
-from support import environment
+from support import ALGORITHMS, environment
 
 from rlexp import compose
 from rlexp.commands import completion
 
-ALGORITHMS = sorted(f"algo={path.stem}" for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
 CASES = {
     "rlexp al": ["algo.", "algo="],
-    "rlexp algo=": ALGORITHMS,
+    "rlexp algo=": [f"algo={name}" for name in ALGORITHMS],
     "rlexp -m algo=ppo,pq": ["algo=ppo,pqn"],
     "rlexp env=gymnax/ca": ["env=gymnax/cartpole", "env=gymnax/catch"],
     "rlexp total": ["total_env_steps="],

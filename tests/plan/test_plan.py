@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIBTPU, build, command_line, environment
+from support import ALGORITHMS, LIBTPU, build, command_line, environment
 
-from rlexp import compose
 from rlexp.config import ConfigError
 from rlexp.machine import hardware
 from rlexp.modes import plan
@@ -21,7 +20,6 @@ from rlexp.training.loop import Member, layout_of
 
 pytestmark = pytest.mark.timeout(300)
 
-ALGORITHMS = sorted(path.stem for path in (compose.CONF_DIR / "algo").glob("*.yaml"))
 KEYS = [
     "fits",
     "argument_bytes",
