@@ -203,9 +203,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         metrics = jax.tree.map(jnp.sum, metrics)
         metrics["loss/explained_variance"] = common.single(weighted.explained_variance(value[:-1], target, weight))
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
-            rows_of_obs = jax.tree.map(lambda x: x[:-1], trajectory.obs)
-            stats = observation_normaliser.update(state.normaliser, rows_of_obs, trajectory.valid[:-1])
-            learnt = learnt._replace(normaliser=stats)
+            learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     return Algorithm(init, parts.policy, parts.carry, parts.act, update)
