@@ -260,6 +260,9 @@ def _check_choices(overrides: Sequence[str]) -> None:
             continue
         value = OverridesParser.create().parse_override(override).value()
         names = value if isinstance(value, list) else [] if isinstance(value, dict | Sweep) else [value]
+        if len(names) > 1 and key in groups and key != "experiment":  # Hydra would merge the files
+            several = ",".join(str(getattr(name, "text", name)) for name in names)
+            raise ConfigError(f"{override}: one choice is allowed; to try several: -m {key}={several}")
         for name in names:
             if not isinstance(name, str | QuotedString) or not str(getattr(name, "text", name)).strip():
                 options = sorted(_options(GlobalHydra.instance().config_loader(), key))

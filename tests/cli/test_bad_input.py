@@ -37,6 +37,7 @@ WRONG = [
     (["-m", "seed=0,1", "resume=auto"], ["resume", "'auto'", "leave out -m"]),
     (["--cfg", "job", "algo.hp.lrr=1"], ["algo.hp.lrr", '"lr"']),
     (["hardware=abacus"], ["hardware=abacus", "no such option. Allowed"]),
+    (["algo=[ppo,dqn]"], ["algo=[ppo,dqn]", "-m algo=ppo,dqn"]),
     (["processes.number=3", "hardware.mesh.data=4"], ["processes.number", "3 processes", "4 devices"]),
     (["precision=bf32"], ["precision=bf32", "bf16"]),
     (["logger=quite"], ["logger=quite", '"quiet"']),
