@@ -36,9 +36,6 @@ SLOW_TIMEOUT_S = 900
 EXPECTED_SKIPS: dict[str, str] = {
     "tests/launchers/test_gcloud.py::test_gcloud_understands": "gcloud comes from no package registry, and is not everywhere",
     "tests/replay/test_against_reverb.py": "2 GB of TensorFlow: by hand, make test-reverb",
-    "tests/envs/test_env_contract.py::test_the_table_is_right[envpool/": "envpool is 700 MB, and has no wheel for every Python",
-    "tests/envs/test_env_contract.py::test_contract[envpool/": "envpool is 700 MB, and has no wheel for every Python",
-    "tests/envs/test_envpool.py": "envpool is 700 MB, and has no wheel for every Python",
 }
 NO_SKIPS = os.environ.get("CI_NO_SKIPS") == "1"
 

@@ -103,7 +103,7 @@ def _made(config: Config, seeds: list[int]) -> Any:
             envpool = importlib.import_module("envpool")  # by name, or type checkers take it for this module
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"env.module: {error.name} is not installed; pip install envpool brings it, 700 MB"
+                f"env.module: {error.name} is not installed; pip install 'rlexp[envpool]' brings it, 700 MB"
             ) from error
         known = envpool.list_all_envs()
         if config.id not in known:

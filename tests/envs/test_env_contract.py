@@ -24,8 +24,6 @@ SHORT = 20  # the limit in these tests, of environments that may be cut off at a
 
 
 def build(option: str, **changes) -> Env | HostEnv:
-    if option.startswith("envpool/"):
-        pytest.importorskip("envpool", reason="envpool is not installed, which is 700 MB")
     node = yaml.safe_load((CONF / f"{option}.yaml").read_text()) | changes
     node.pop("defaults", None)
     module = load_module(node["module"], "env")

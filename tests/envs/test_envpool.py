@@ -1,7 +1,5 @@
 """Environments of EnvPool, adapted: the rows of the contract, and CartPole against Gymnasium's from the same states."""
 
-import importlib.util
-
 import gymnasium
 import jax
 import numpy as np
@@ -13,8 +11,6 @@ from rlexp.config import ConfigError
 from rlexp.envs import envpool as adapter
 from rlexp.types import Continuous, Discrete, TimeStep
 
-HERE = importlib.util.find_spec("envpool") is not None
-needs_envpool = pytest.mark.skipif(not HERE, reason="envpool is not installed, which is 700 MB")
 SEEDS = np.array([3, 1, 4, 15, 2**32 - 1], np.uint32)
 
 
@@ -35,7 +31,6 @@ def drawn(num_steps: int) -> np.ndarray:
     return np.random.default_rng(0).integers(2, size=(num_steps, len(SEEDS))).astype(np.int32)
 
 
-@needs_envpool
 @pytest.mark.parametrize("limit", [1, 11, 500])
 def test_rows_are_those_of_gymnasium_from_the_same_states(limit):
     """Each episode, played again by Gymnasium from its first observation; ends, and the rows after them, on every step."""
@@ -62,7 +57,6 @@ def test_rows_are_those_of_gymnasium_from_the_same_states(limit):
     assert ends == {1: {False}, 11: {False, True}, 500: {True}}[limit]
 
 
-@needs_envpool
 def test_equal_seeds_are_equal_episodes_and_no_two_environments_play_the_same():
     opened = adapter.make(config()).open(len(SEEDS))
     first, kept = opened.reset(SEEDS), None
@@ -74,7 +68,6 @@ def test_equal_seeds_are_equal_episodes_and_no_two_environments_play_the_same():
     opened.close()
 
 
-@needs_envpool
 def test_frames_of_atari_stay_bytes_and_have_their_channels_last():
     env = adapter.make(config("Pong-v5", limit=3))
     assert env.spec.observation == jax.ShapeDtypeStruct((84, 84, 4), np.uint8)
@@ -86,7 +79,6 @@ def test_frames_of_atari_stay_bytes_and_have_their_channels_last():
     assert set(rows.info) == {"score"}
 
 
-@needs_envpool
 def test_numbers_of_mujoco_are_float32():
     env = adapter.make(config("HalfCheetah-v4"))
     assert env.spec == ("HalfCheetah-v4", jax.ShapeDtypeStruct((17,), np.float32), Continuous((6,), -1.0, 1.0), 1000)
@@ -94,14 +86,12 @@ def test_numbers_of_mujoco_are_float32():
     assert rows.obs.dtype == np.float32 and rows.reward.dtype == np.float32 and rows.reward[1:].all()
 
 
-@needs_envpool
 def test_it_trains(tmp_path):
     overrides = (*QUIET, *SMALL, "env=envpool/cartpole", "total_env_steps=128", "eval.every_env_steps=64")
     result = rlexp.train(overrides, {"hydra.run.dir": tmp_path / "run"})
     assert result.status == "finished"
 
 
-@needs_envpool
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -117,5 +107,7 @@ def test_what_cannot_be_made_is_told_in_one_line(given, said):
 
 def test_without_envpool_it_says_what_brings_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "envpool", None)
-    with pytest.raises(ConfigError, match=r"env\.module: envpool is not installed; pip install envpool"):
+    with pytest.raises(
+        ConfigError, match=r"env\.module: envpool is not installed; pip install 'rlexp\[envpool\]' brings it"
+    ):
         adapter.make(config())
