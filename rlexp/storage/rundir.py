@@ -157,7 +157,9 @@ def create(run_dir: Path) -> list[Path]:
             probe.unlink(missing_ok=True)
     except OSError as error:
         remove(fresh)
-        raise ConfigError(f"output_root, or hydra.run.dir: cannot write to {str(run_dir)!r}: {error.strerror}") from error
+        raise ConfigError(
+            f"output_root, or hydra.run.dir: cannot write to {str(run_dir)!r}: {error.strerror}"
+        ) from error
     return fresh
 
 
