@@ -8,27 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
+from suites import CONF, SUITES, node_of
+from suites import build_env as build
 
 from rlexp.config import load_module, parse
 from rlexp.envs.base import Env, HostEnv, action_struct
 from rlexp.types import Continuous, Discrete, MultiDiscrete, TimeStep
 
 ROOT = Path(__file__).parents[2]
-CONF = ROOT / "conf" / "env"
 OPTIONS = sorted(str(p.relative_to(CONF).with_suffix("")) for p in CONF.rglob("*.yaml"))
-for adapter in ("gymnax_class", "gymnasium", "envpool"):  # of what they do not name
-    OPTIONS.remove(adapter)
+ADAPTERS = [o for o in OPTIONS if "/" not in o]  # of what they do not name
+OPTIONS = [o for o in OPTIONS if "/" in o]
 NUM_ENVS = 6
 SHORT = 20  # the limit in these tests, of environments that may be cut off at all
-
-
-def build(option: str, **changes) -> Env | HostEnv:
-    node = yaml.safe_load((CONF / f"{option}.yaml").read_text()) | changes
-    node.pop("defaults", None)
-    module = load_module(node["module"], "env")
-    config, _ = parse(node, module.Config, "env")
-    return module.make(config)
 
 
 def documented() -> dict[str, list[str]]:
@@ -67,18 +59,36 @@ def described(tree, num_leading: int = 0):
     return jax.tree.map(lambda x: (x.shape[num_leading:], x.dtype), tree)
 
 
+def observed(observation) -> str:
+    """[84, 84, 4], or of a dict: board [4, 4, 31], action_mask [4]."""
+    leaves = jax.tree_util.tree_leaves_with_path(observation)
+    told = [f"{jax.tree_util.keystr(path, simple=True, separator='.')} {list(x.shape)}".strip() for path, x in leaves]
+    return ", ".join(told)
+
+
 def test_table_of_the_documentation_is_complete():
     assert sorted(documented()) == OPTIONS
-    assert len(OPTIONS) == 26 + 8 + 1 + 4
+    assert sorted({"envpool", "gymnasium", "gymnax_class", *SUITES}) == ADAPTERS
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+def test_every_file_is_read():
+    for option in OPTIONS:
+        node = node_of(option)
+        parse(node, load_module(node["module"], "env").Config, "env")
+
+
+def is_quick(option: str) -> bool:
+    suite, _, name = option.partition("/")
+    return name == SUITES.get(suite, name)
+
+
+@pytest.mark.parametrize("option", [pytest.param(o, marks=() if is_quick(o) else pytest.mark.slow) for o in OPTIONS])
 def test_the_table_is_right(option):
     observation, choices, limit, _ = documented()[option]
     spec = build(option).spec
     assert spec.max_episode_steps == int(limit)
-    assert str(list(spec.observation.shape)) == observation
-    assert spec.observation.dtype in (jnp.float32, jnp.bool_, jnp.uint8)
+    assert observed(spec.observation) == observation
+    assert all(leaf.dtype in (jnp.float32, jnp.bool_, jnp.uint8) for leaf in jax.tree.leaves(spec.observation))
     if isinstance(spec.action, Discrete):
         assert f"{spec.action.num_actions} choices" == choices
     elif isinstance(spec.action, MultiDiscrete):
@@ -91,11 +101,11 @@ def test_the_table_is_right(option):
 QUICK = ("breakout", "cartpole", "catch", "four_rooms", "memory_chain", "mnist_bandit", "pendulum")
 
 
-def is_quick(option: str) -> bool:
-    return not option.startswith("gymnax/") or option.removeprefix("gymnax/") in QUICK
+def is_run(option: str) -> bool:
+    return is_quick(option) and (not option.startswith("gymnax/") or option.removeprefix("gymnax/") in QUICK)
 
 
-@pytest.mark.parametrize("option", [pytest.param(o, marks=() if is_quick(o) else pytest.mark.slow) for o in OPTIONS])
+@pytest.mark.parametrize("option", [pytest.param(o, marks=() if is_run(o) else pytest.mark.slow) for o in OPTIONS])
 def test_contract(option):
     _, _, limit, ends_by = documented()[option]
     # An environment whose game always ends keeps its limit, and must never reach it; of the others episodes are cut.

@@ -1,0 +1,127 @@
+"""What the adapters of suites have in common: packages that are imported only where they are used, and `adapt`.
+
+A suite's own `step` often resets by itself, and ends an episode at a time limit as if the game were over. So an adapter takes the
+functions beneath it, which know of neither, and `adapt` puts them under `envs.base.episodic`: resets are fresh ones, an episode's
+last observation is a row of its own, and the limit truncates.
+
+What becomes of observations: bool and uint8 stay what they are, an image for one; all else becomes float32.
+"""
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlexp.config import ConfigError, nearest
+from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
+from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
+
+
+@contextlib.contextmanager
+def foreign() -> Iterator[None]:
+    """Runs a suite's own code: types mix as they like, warnings are its authors', and arrays that it makes are no tracers."""
+    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def imported(name: str, *, extra: str) -> Any:
+    """A module of a suite. Raises ConfigError, which names the extra that brings it."""
+    with foreign():
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"env.module: {error.name} is not installed; pip install 'rlexp[{extra}]' brings it"
+            ) from error
+
+
+def known(suite: str, name: str, names: Iterable[str]) -> None:
+    """Raises ConfigError where `names` lacks `name`."""
+    if name not in (names := sorted(names)):
+        raise ConfigError(f'env.id: {suite} has no "{name}"{nearest(name, names) or "."} Allowed: {", ".join(names)}')
+
+
+def made(name: str, make: Callable[[], Any]) -> Any:
+    """What `make` gives. Whatever it raises becomes a ConfigError of one line: the code of a suite may raise anything."""
+    with foreign():
+        try:
+            return make()
+        except (Exception, SystemExit) as error:
+            text = str(error).strip().splitlines()
+            raise ConfigError(
+                f"env.id: {name} cannot be made ({type(error).__name__}: {text[0] if text else 'no reason given'})"
+            ) from error
+
+
+def adapt(
+    name: str,
+    reset: Callable[[jax.Array], tuple[PyTree, PyTree]],
+    step: Callable[[jax.Array, PyTree, Any], Transition],
+    *,
+    action: Discrete | MultiDiscrete | Continuous,
+    max_episode_steps: int,
+    info: Mapping[str, Tally],
+    resets: int | None,
+) -> Env:
+    """A suite's functions as an Env.
+
+    Args:
+      reset: key -> state, observation. Keys are uint32 [2], which suites of any age understand.
+      step: (key, state, action) -> what `envs.base.episodic` wants; of `info` all but scalars is left out. It never resets.
+
+    Raises:
+      ConfigError: `info` names a number that the suite does not tell.
+    """
+
+    def begin(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
+        with jax.numpy_dtype_promotion("standard"):
+            state, obs = reset(jax.random.key_data(key))
+            return _as(state, types), _observed(obs)
+
+    def go_on(key: Key, state: PyTree, action: Any, params: PyTree) -> Transition:
+        with jax.numpy_dtype_promotion("standard"):
+            own = jax.tree.map(lambda x: x, state)  # some suites write into the dicts of the state that they are given
+            out = step(jax.random.key_data(key), own, action)
+            told = {k: x for k, x in dict(out.info or {}).items() if jnp.ndim(x) == 0}
+            return out._replace(state=_as(out.state, types), obs=_observed(out.obs), info=told)
+
+    def once(key: Key, action: Any) -> tuple[PyTree, PyTree, Transition]:
+        state, obs = reset(jax.random.key_data(key))
+        return state, _observed(obs), step(jax.random.key_data(key), jax.tree.map(lambda x: x, state), action)
+
+    spec = EnvSpec(name, (), action, max_episode_steps)
+    with jax.numpy_dtype_promotion("standard"):
+        state, observation, out = jax.eval_shape(once, jax.random.key(0), action_struct(spec))
+        # A state that begins with the integer 0 and goes on with fractions is one of fractions from the start.
+        types = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), state, out.state)
+    check_info(name, info, [k for k, x in dict(out.info or {}).items() if x.shape == ()])
+    return episodic(spec._replace(observation=observation), begin, go_on, info=info, resets=resets)
+
+
+def check_info(name: str, wanted: Iterable[str], told: Iterable[str]) -> None:
+    """Raises ConfigError where env.info names a number that is not told."""
+    told = sorted(told)
+    for number in wanted:
+        if number not in told:
+            said = f"Allowed: {', '.join(told)}" if told else f"{name} tells none"
+            raise ConfigError(f"env.info.{number}: unknown number{nearest(number, told) or '.'} {said}")
+
+
+def one_hots(categories: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+    """Whole numbers [..., D] of which entry i is one of sizes[i], as float32 [..., sum(sizes)]."""
+    parts = [jax.nn.one_hot(categories[..., i], n, dtype=jnp.float32) for i, n in enumerate(sizes)]
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _as(tree: PyTree, types: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), tree, types)
+
+
+def _observed(obs: PyTree) -> PyTree:
+    kept = (jnp.bool_, jnp.uint8)
+    return jax.tree.map(lambda x: x if jnp.result_type(x) in kept else jnp.asarray(x, jnp.float32), obs)

@@ -1,0 +1,28 @@
+"""One environment of each suite is learned: better than random by a margin that is stated, by a short run."""
+
+import numpy as np
+import pytest
+from suites import PACKAGES, SUITES
+from support import train
+
+pytestmark = pytest.mark.slow
+
+# The overrides of a short run of PPO; what a random policy gets; by how much more the mean of two seeds has to be.
+RUNS = {
+    "pgx": (("env=pgx/minatar_breakout", "total_env_steps=300k"), 0.34, 2.0),
+}
+
+
+@pytest.mark.parametrize("suite", RUNS)
+def test_learns(suite, tmp_path):
+    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra of {suite} is not installed")
+    overrides, random, margin = RUNS[suite]
+    last = ("eval.every_env_steps=null", "eval.num_episodes=64", "checkpoint=off")
+    summaries = train(tmp_path, *last, *overrides, seeds=range(2))
+    returns = np.array([s["objective"] for s in summaries])
+    print(suite, returns)
+    assert returns.mean() >= random + margin
+
+
+def test_no_suite_is_left_out():
+    assert sorted(RUNS) == sorted(SUITES)
