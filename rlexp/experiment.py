@@ -86,6 +86,8 @@ def build(
     env = env_module.make(_replaced(config.env, "params", settings.env))
     if isinstance(env, Env):
         own = Shared(env=env.shared)
+    elif isinstance(env, HostEnv):
+        env = env._replace(node=node["env"])
     on_host = is_host(source_module)
     _check_place(modules, env, source_module, on_host)
     network = load_module(modules["network"], "network")

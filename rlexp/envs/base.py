@@ -57,6 +57,7 @@ class HostEnv(NamedTuple):
     own_action: Continuous | None = (
         None  # where `spec.action` is scaled: as the environment has it, and data sets of it
     )
+    node: Mapping[str, Any] | None = None  # of the configuration: another process makes the same environment of it
 
 
 class Transition(NamedTuple):

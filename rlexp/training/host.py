@@ -192,6 +192,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 compile_s=time.perf_counter() - began,
                 executable=learn,
                 close=close,
+                at=source.at,
             )
 
         def settings_now() -> Settings:

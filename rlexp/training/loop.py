@@ -85,6 +85,7 @@ def train_pack(
             pack.progress.begin(f"compiling {config.algo.module} for {lead.spec.name}; this can take a minute")
             compiled = traced.compile()
             closing.callback(compiled.close)
+            compiled.at(directory)
             pack.summary["compile_s"] = compiled.compile_s
             pack.progress.begin(
                 f"compiled in {compiled.compile_s:.1f} s; training to {lead.total_env_steps:,} {lead.clock}"

@@ -1,6 +1,7 @@
 """What a program is, and what all of them are made of, whether their environments are compiled or run on the host."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ class Program(NamedTuple):
     compile_s: float
     executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
     close: Callable[[], None] = lambda: None  # ends what a source of the host has started
+    at: Callable[[Path], None] = lambda directory: None  # HostSource.at
 
     def init(self) -> Run:
         """A fresh run."""

@@ -1,0 +1,340 @@
+"""The server's part of `rlexp.sources.inference`: one thread that acts for all workers, and keeps what belongs to each environment."""
+
+import contextlib
+import queue
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.algos.base import Algorithm
+from rlexp.envs.base import HostEnv, action_struct
+from rlexp.sources.door import Door, Failed, Joined, Left, Life, Told
+from rlexp.sources.rollout import clip_action
+from rlexp.sources.unrolls import Row, Unroll, Unrolls
+from rlexp.types import Key, PyTree, TimeStep
+from rlexp.workers import meeting, wire
+from rlexp.workers.keeper import Keeper
+from rlexp.workers.wire import Kind
+
+LOOK_S = 0.25  # a wait looks up as often, whatever happens
+END_S = 5.0  # within which workers have to end
+
+
+class Settings(NamedTuple):
+    """See `rlexp.sources.inference.Config`."""
+
+    num_workers: int
+    num_envs: int  # of one worker
+    num_steps: int
+    max_lag: int
+    batch_size: int
+    batch_timeout_s: float
+    start: str
+    address: str
+    tls: tuple[bytes, bytes, Path] | None  # key, certificate, and the file that workers trust
+    max_message_bytes: int
+    silence_s: int
+    timeout_s: int
+
+
+class Counted(NamedTuple):
+    """Since the batch before."""
+
+    lost: int = 0  # lives
+    calls: int = 0  # of the policy
+    acted_for: int = 0  # environments, in all of them
+
+
+class Published(NamedTuple):
+    """A policy that can be used."""
+
+    policy: PyTree
+
+
+class Structures(NamedTuple):
+    """Of the trees that are kept as lists of leaves."""
+
+    extras: Any
+    memory: Any
+
+
+class Player:
+    """The environments [b] of a life."""
+
+    def __init__(self, life: Life, num_envs: int):
+        self.life = life
+        self.now: list[np.ndarray] = []  # the arrays of the last ROWS
+        self.waits_since: float | None = None  # for its actions
+        self.acted: tuple[np.ndarray, list[np.ndarray]] | None = None  # action and extras of that row
+        self.episode_return = np.zeros((num_envs,), np.float32)
+        self.episode_length = np.zeros((num_envs,), np.float32)
+
+
+class Acting:
+    """From here on workers are let in; until `close`."""
+
+    def __init__(self, settings: Settings, env: HostEnv, algorithm: Algorithm, *, key: Key, place: Path | None):
+        self._settings, self._env, self._algorithm = settings, env, algorithm
+        self.version = -1
+        self._rows, self._actions = rows_of(env, settings.num_envs), actions_of(env, settings.num_envs)
+        self._unrolls = Unrolls(
+            num_workers=settings.num_workers, num_steps=settings.num_steps, max_lag=settings.max_lag
+        )
+        act_key, seed_key = jax.random.split(key)
+        self._key, self._seeds = act_key, [int(x) for x in jax.device_get(jax.random.bits(seed_key, (4,), jnp.uint32))]
+        self._num_lives = self._num_calls = 0
+        self._policy: PyTree = None
+        self._table: PyTree = None  # what the policy remembers, of all workers and one more that is nobody
+        self._act = jax.jit(self._acted, donate_argnums=(1,))
+        self._most = max(1, min(settings.num_workers, settings.batch_size // settings.num_envs))  # workers at once
+        self.structures = Structures(None, jax.tree.structure(jax.eval_shape(lambda: algorithm.carry(1))))
+        self._players: dict[int, Player] = {}
+        self._counted = Counted()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[list[Unroll], Counted]] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._moved = time.monotonic()
+        self._stopping = False
+
+        self._own_folder = None if place else Path(tempfile.mkdtemp(prefix="rlexp-"))
+        self._folder = (place or self._own_folder) / meeting.FOLDER  # type: ignore[operator]
+        token = secrets.token_hex(32)
+        self._door = Door(self._inbox, token=token, num_workers=settings.num_workers, rows=self._rows)
+        self._keeper: Keeper | None = None
+        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+        try:
+            self._open(token)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, token: str) -> None:
+        settings, spec = self._settings, self._env.spec
+        options = wire.options(settings.max_message_bytes, settings.silence_s)
+        credentials = settings.tls and grpc.ssl_server_credentials([settings.tls[:2]])
+        port = self._door.open(settings.address, credentials, options)
+        action = action_struct(spec)
+        note = meeting.Note(
+            address=meeting.reached_at(settings.address, port),
+            authority=str(settings.tls[2]) if settings.tls else None,
+            env=dict(self._env.node or {}),
+            info=list(self._env.info),
+            num_envs=settings.num_envs,
+            num_workers=settings.num_workers,
+            observation=[(str(s.dtype), list(s.shape)) for s in jax.tree.leaves(spec.observation)],
+            action=(str(action.dtype), list(action.shape)),
+            max_message_bytes=settings.max_message_bytes,
+            silence_s=settings.silence_s,
+            path=[place for place in sys.path if place],
+        )
+        meeting.post(self._folder, note, token)
+        self._thread.start()
+        if settings.start == "processes":
+            self._keeper = Keeper(self._folder, settings.num_workers, self._fail)
+
+    # --- the learner's side ------------------------------------------------------------------------------------------------
+
+    def learn_from(self, policy: PyTree) -> tuple[list[Unroll], Counted]:
+        """Acts with this policy from now on; the batch of its version. Raises what a worker raised, and TimeoutError."""
+        self._moved = time.monotonic()  # workers may have waited for it
+        self.version += 1
+        self._inbox.put(Published(policy))
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=min(LOOK_S, self._settings.timeout_s))
+            if self._error is not None:
+                raise self._error
+            if time.monotonic() - self._moved > self._settings.timeout_s:
+                absent = sorted(set(range(self._settings.num_workers)) - self._players.keys())
+                raise TimeoutError(
+                    f"algo.source.timeout_s: no environment has moved for {self._settings.timeout_s} s; "
+                    + (f"worker {', '.join(map(str, absent))} is not here" if absent else "all workers are here")
+                )
+
+    def close(self) -> None:
+        """Ends the workers, the server and the thread, and frees the port. May be called twice."""
+        self._stopping = True
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join(END_S)
+        self._door.say_end(END_S)
+        if self._keeper is not None:
+            self._keeper.close(END_S)
+        self._door.close(END_S)
+        meeting.remove(self._folder)
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the thread that acts did not end within {END_S:g} s")
+
+    # --- the thread --------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+
+    def _run(self) -> None:
+        try:
+            looked = time.monotonic()
+            while not self._stopping:
+                self._hear()
+                while due := self._due():
+                    self._answer(due)
+                if (batch := self._unrolls.take()) is not None:
+                    counted, self._counted = self._counted, Counted()
+                    self._ready.put((batch, counted))
+                if time.monotonic() - looked > LOOK_S:
+                    looked = time.monotonic()
+                    for life in self._door.evict(self._settings.silence_s):
+                        if self._keeper is not None and life.worker >= 0:
+                            self._keeper.replace(life.worker)
+        except BaseException as error:  # whatever it is, the learner must not wait for this thread
+            self._fail(error)
+
+    def _hear(self) -> None:
+        """All that has happened; waits for something, but not longer than those who wait can."""
+        since = [player.waits_since for player in self._players.values() if player.waits_since is not None]
+        wait = min(since) + self._settings.batch_timeout_s - time.monotonic() if since else LOOK_S
+        with contextlib.suppress(queue.Empty):
+            self._take_in(self._inbox.get(timeout=wait if 0 < wait < LOOK_S else LOOK_S))
+            while True:
+                self._take_in(self._inbox.get_nowait())
+
+    def _take_in(self, event: Any) -> None:
+        if isinstance(event, Told):
+            if (player := self._player(event.life)) is not None:
+                self._step(player, event.arrays)
+        elif isinstance(event, Joined):
+            self._welcome(event.life)
+        elif isinstance(event, Left):
+            if self._player(event.life) is not None:
+                del self._players[event.life.worker]
+                self._unrolls.drop(event.life)
+                self._counted = self._counted._replace(lost=self._counted.lost + 1)
+        elif isinstance(event, Failed):
+            raise RuntimeError(f"worker {event.life.worker}: {event.error.strip()}")
+        elif isinstance(event, Published):
+            self._publish(event.policy)
+
+    def _player(self, life: Life) -> Player | None:
+        """None where it has ended, or another has taken its place."""
+        player = self._players.get(life.worker)
+        return player if player is not None and player.life is life else None
+
+    def _welcome(self, life: Life) -> None:
+        seeds = np.random.SeedSequence([*self._seeds, life.worker, self._num_lives])
+        self._num_lives += 1
+        self._players[life.worker] = Player(life, self._settings.num_envs)
+        told = [int(seed) for seed in seeds.generate_state(self._settings.num_envs)]
+        life.answer(wire.write(Kind.WELCOME, {"seeds": told}))
+
+    def _publish(self, policy: PyTree) -> None:
+        if self._table is None:
+            num = (self._settings.num_workers + 1) * self._settings.num_envs
+            (device,) = jax.tree.leaves(policy)[0].devices()
+            self._table, self._key = jax.device_put((self._algorithm.carry(num), self._key), device)
+        self._policy = policy
+        self._unrolls.publish()
+
+    def _step(self, player: Player, arrays: list[np.ndarray]) -> None:
+        """What came of the last actions, or the first rows of all."""
+        before, player.now, player.waits_since = player.now, arrays, time.monotonic()
+        self._moved = player.waits_since
+        if not before:
+            return
+        if self._keeper is not None:
+            self._keeper.heard(player.life.worker)
+        *obs, first, last = before[2 + len(self._env.info) :]
+        reward, discount, *info = arrays[: 2 + len(self._env.info)]
+        valid = 1 - last.astype(np.float32)  # after a last row comes a reset, which is no transition
+        player.episode_return = valid * player.episode_return + reward
+        player.episode_length = valid * (player.episode_length + 1)
+        if self._unrolls.under_way(player.life) is None:  # it has ended early
+            return
+        assert player.acted is not None
+        ends, ended = valid * arrays[-1], None
+        if ends.any():
+            sums = [np.dot(ends, x) for x in (player.episode_return, player.episode_length, *info)]
+            ended = np.array([*sums, ends.sum()], np.float32)
+        row = Row(obs, first, *player.acted, valid * reward, np.maximum(last, discount), valid, ended)
+        self._unrolls.add(player.life, row, (arrays[2 + len(info) : -2], arrays[-2]))
+
+    def _due(self) -> list[Player]:
+        """Whom the policy is to act for now: those that waited longest; nobody as long as the batch waits for more."""
+        if self._policy is None:
+            return []
+        waiting = [player for player in self._players.values() if player.waits_since is not None]
+        waiting.sort(key=lambda player: player.waits_since or 0)
+        free, due = self._unrolls.num_free(), list[Player]()
+        for player in waiting:
+            if self._unrolls.under_way(player.life) is None:
+                if not free:
+                    continue
+                free -= 1
+            due.append(player)
+        if not due or len(due) >= self._most or len(waiting) == len(self._players):
+            return due[: self._most]
+        assert due[0].waits_since is not None
+        return due if time.monotonic() - due[0].waits_since >= self._settings.batch_timeout_s else []
+
+    def _answer(self, players: list[Player]) -> None:
+        size, num = self._settings.num_envs, len(players)
+        room = min(self._most, 1 << (num - 1).bit_length())  # few shapes, each of which is compiled once
+        arrays = [
+            np.concatenate([*columns, *[np.zeros_like(columns[0])] * (room - num)])
+            for columns in zip(*(player.now for player in players), strict=True)
+        ]
+        slots = np.full((room,), self._settings.num_workers, np.int32)
+        slots[:num] = [player.life.worker for player in players]
+        placed, before, self._table = self._act(
+            self._policy, self._table, slots, arrays, self._key, np.uint32(self._num_calls)
+        )
+        self._num_calls += 1
+        clipped, action, extras = jax.device_get(placed)
+        leaves, structure = jax.tree.flatten(extras)
+        self.structures = self.structures._replace(extras=structure)
+        memory: list[np.ndarray] | None = None
+        for i, player in enumerate(players):
+            own = slice(i * size, (i + 1) * size)
+            if self._unrolls.under_way(player.life) is None:
+                memory = jax.tree.leaves(jax.device_get(before)) if memory is None else memory
+                self._unrolls.begin(player.life, [leaf[own] for leaf in memory])
+            player.acted, player.waits_since = (action[own], [leaf[own] for leaf in leaves]), None
+            player.life.answer(wire.pack(Kind.ACTIONS, player.life.count - 1, self._actions, [clipped[own]]))
+        self._counted = self._counted._replace(
+            calls=self._counted.calls + 1, acted_for=self._counted.acted_for + num * size
+        )
+
+    def _acted(self, policy: Any, table: Any, slots: Any, arrays: list[Any], key: Key, number: Any) -> Any:
+        """Of the workers at `slots`: what to do, what each remembered, and the table of what they remember now."""
+        size = self._settings.num_envs
+        envs = (slots[:, None] * size + jnp.arange(size, dtype=jnp.int32)).reshape(-1)
+        reward, discount = arrays[:2]
+        *leaves, first, last = arrays[2 + len(self._env.info) :]
+        obs = jax.tree.unflatten(jax.tree.structure(self._env.spec.observation), leaves)
+        timestep = TimeStep(obs, reward, discount, first, last)
+        before = jax.tree.map(lambda x: x[envs], table)
+        action, after, extras = self._algorithm.act(policy, before, timestep, jax.random.fold_in(key, number))
+        table = jax.tree.map(lambda x, y: x.at[envs].set(y), table, after)
+        return (clip_action(self._env.spec, action), action, extras), before, table
+
+
+def rows_of(env: HostEnv, num_envs: int) -> wire.Layout:
+    """Of what a worker tells of its environments."""
+    leaves = [(str(s.dtype), tuple(s.shape)) for s in jax.tree.leaves(env.spec.observation)]
+    return wire.rows_layout(num_envs, leaves, env.info)
+
+
+def actions_of(env: HostEnv, num_envs: int) -> wire.Layout:
+    """Of what it is told."""
+    action = action_struct(env.spec)
+    return wire.actions_layout(num_envs, str(action.dtype), action.shape)

@@ -1,0 +1,192 @@
+"""Workers in processes of their own step environments of the host, and the learner's process acts for all of them.
+
+    worker     observations [b] →            → actions [b]          no network, no JAX: rlexp.workers
+    server         batch of many workers · policy · memories        one thread of the learner's process
+    learner    policy 0 · batch 0 · learn 0 · policy 1 · …
+
+This is SEED RL (arXiv:1910.06591): what crosses processes are observations and actions, never parameters. The server acts for
+those who wait, as soon as they are `batch_size` environments, or nobody else is to come, or the first has waited `batch_timeout_ms`. It owns
+what the policy remembers of each environment, its last action, and its unfinished unroll; with the newest policy at every
+step, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how old they may be: at
+most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along and nothing else; it is
+started anew.
+
+A checkpoint keeps the key alone, as that of `rlexp.sources.host`. With several workers the numbers depend on the clock.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from rlexp.algos.base import Algorithm
+from rlexp.config import Bytes, ConfigError, Count, CountOrZero, Host, NonNegative, Seconds, Text, schema
+from rlexp.envs.base import HostEnv
+from rlexp.sources.acting import Acting, Settings, rows_of
+from rlexp.sources.base import HostSource, no_feedback
+from rlexp.sources.host import Data, collector
+from rlexp.sources.unrolls import Unroll, side_by_side
+from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
+
+
+@schema
+class Config:
+    """Trajectories of environments in other processes, for which the learner's process acts."""
+
+    module: Host[str]
+    num_workers: Count
+    """Processes; each steps algo.num_envs / num_workers environments, side by side."""
+    max_lag: Host[CountOrZero]
+    """The most updates that a batch may be behind the policy that learns from it; 0: the learner waits for all workers."""
+    batch_size: Host[Count | None]
+    """Environments that the policy acts for at once, at most; null: all."""
+    batch_timeout_ms: Host[NonNegative]
+    """The longest that a batch waits for more, once there is one to act for."""
+    start: Host[Literal["processes", "none"]]
+    """Who starts the workers: processes of this machine; none: you do, by `python -m rlexp.workers`."""
+    address: Host[Text]
+    """Where the server listens: host:port, of which port 0 is any free one; or unix:<path>."""
+    tls_certificate: Host[Text | None]
+    """File with the server's certificate; null: no TLS."""
+    tls_key: Host[Text | None]
+    """File with its private key."""
+    tls_authority: Host[Text | None]
+    """File with the certificate that workers trust; null: tls_certificate, where it has signed itself."""
+    max_message_bytes: Host[Bytes]
+    """No message may be larger; a worker that sends one is turned away."""
+    silence_s: Host[Seconds]
+    """A worker that has an action and answers nothing for so long is given up, and started anew."""
+    timeout_s: Host[Seconds]
+    """The run ends with an error when no environment has moved for so long."""
+
+
+def make(
+    config: Config, *, env: HostEnv, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
+) -> HostSource:
+    """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of all shards.
+
+    Raises:
+      ConfigError: the workers cannot share the environments evenly, or a message would be too large.
+    """
+    del num_shards
+    if num_envs % config.num_workers:
+        fits = max(n for n in range(1, config.num_workers) if num_envs % n == 0)
+        raise ConfigError(
+            f"algo.source.num_workers: {config.num_workers} does not divide algo.num_envs {num_envs}; "
+            f"the nearest that fits is {fits}"
+        )
+    whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
+    rows = rows_of(env, num_envs // config.num_workers)
+    if rows.num_bytes > config.max_message_bytes:
+        raise ConfigError(
+            f"algo.source.max_message_bytes: {config.max_message_bytes} is less than the {rows.num_bytes} of the "
+            f"{num_envs // config.num_workers} environments of a worker; allow more, or take more workers"
+        )
+    place: Path | None = None
+    acting: Acting | None = None
+
+    def at(directory: Path) -> None:
+        nonlocal place
+        place = directory
+
+    def init(key: Key, policy: Any) -> Data:
+        del policy
+        close()
+        return Data(key)
+
+    def close() -> None:
+        nonlocal acting
+        before, acting = acting, None
+        if before is not None:
+            before.close()
+
+    def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
+        nonlocal acting
+        began = time.perf_counter()
+        policy = jax.block_until_ready(policy)  # until it can be used the one before acts
+        learnt = time.perf_counter()
+        key, own = jax.random.split(data.key)
+        if acting is None:
+            settings = Settings(
+                num_workers=config.num_workers,
+                num_envs=num_envs // config.num_workers,
+                num_steps=num_steps,
+                max_lag=config.max_lag,
+                batch_size=config.batch_size or num_envs,
+                batch_timeout_s=config.batch_timeout_ms / 1000,
+                start=config.start,
+                address=config.address,
+                tls=None,
+                max_message_bytes=config.max_message_bytes,
+                silence_s=config.silence_s,
+                timeout_s=config.timeout_s,
+            )
+            acting = Acting(settings, env, algorithm, key=own, place=place)
+        unrolls, counted = acting.learn_from(policy)
+        waited = time.perf_counter() - learnt
+        lag = acting.version - min(unroll.version for unroll in unrolls)
+        rows, memory = side_by_side(unrolls, num_steps)
+        trajectory = Trajectory(
+            obs=jax.tree.unflatten(jax.tree.structure(env.spec.observation), rows.obs),
+            first=rows.first,
+            action=rows.action,
+            reward=rows.reward,
+            discount=rows.discount,
+            valid=rows.valid,
+            extras=jax.tree.unflatten(acting.structures.extras, rows.extras),
+        )
+        weight: Any = np.ones((num_envs,), np.float32)
+        whole_batch = Batch(trajectory, weight, memory=jax.tree.unflatten(acting.structures.memory, memory))
+        num_valid: Any = np.uint32(rows.valid.sum())
+        num_rows: Any = np.uint32(num_envs * num_steps)
+        metrics = _summed(unrolls, env.info) | {
+            AGENT_STEPS: Mean(num_valid, num_rows),
+            "train/lag_mean": _mean(lag),
+            "train/lag_at_most_share": _mean(lag == config.max_lag),
+            "train/workers_lost": _mean(counted.lost),
+            "time/learner_waited_s": _mean(waited),
+            "time/learnt_s": _mean(learnt - began),
+            "time/acted_for_mean": _mean(counted.acted_for, counted.calls),
+        }
+        return Data(key), jax.tree.map(lambda x: x[None], whole_batch), metrics
+
+    def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
+        data, batch, metrics = whole.shapes(policy)
+        scalar: Any = jax.ShapeDtypeStruct((), np.float32)
+        return data, batch, metrics | {name: Mean(scalar, scalar) for name in OWN_METRICS}
+
+    return HostSource(
+        init,
+        next,
+        no_feedback,
+        close,
+        shapes,
+        env_steps_per_update=num_envs * num_steps,
+        at=at,
+    )
+
+
+OWN_METRICS = (
+    "train/lag_mean",
+    "train/lag_at_most_share",
+    "train/workers_lost",
+    "time/learner_waited_s",
+    "time/learnt_s",
+    "time/acted_for_mean",
+)
+
+
+def _summed(unrolls: Sequence[Unroll], info: Sequence[str]) -> Metrics:
+    """Of the episodes that ended in these unrolls."""
+    names = ["train/return_mean", "train/length_mean", *(f"env/{name}" for name in info)]
+    ends = [row.ended for unroll in unrolls for row in unroll.rows if row.ended is not None]
+    totals = np.sum(ends, axis=0, dtype=np.float32) if ends else np.zeros((len(names) + 1,), np.float32)
+    return {name: _mean(total, totals[-1]) for name, total in zip(names, totals[:-1], strict=True)}
+
+
+def _mean(total: Any, count: Any = 1) -> Mean:
+    pair: Any = np.float32(total), np.float32(count)
+    return Mean(*pair)

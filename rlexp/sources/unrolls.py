@@ -1,0 +1,133 @@
+"""Who may begin an unroll, which of them make a batch, and how old they may be: the bookkeeping of `rlexp.sources.inference`.
+
+The environments of a worker [b] begin and end an unroll together. A batch is of `num_workers` unrolls, whoever made them: a worker that
+is slow has fewer of them, and nobody waits for it.
+
+    begun < num_workers * (version + max_lag + 1)      or the worker waits for the next policy
+    batch n is made as soon as num_workers unrolls are complete, n = version
+
+Those that began with a policy before n - max_lag + 1 are in it: as many have at most begun, by the rule above. One of a slow worker that
+is not complete ends there, and its other rows have `valid` 0: so none is older than max_lag, and nothing complete is thrown away. With
+max_lag 0 there are no others that could be complete, and the learner waits for all.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Row(NamedTuple):
+    """A time step of the environments [b] of a worker, and what came of it. Trees are lists of their leaves."""
+
+    obs: list[np.ndarray]
+    first: np.ndarray
+    action: np.ndarray
+    extras: list[np.ndarray]
+    reward: np.ndarray
+    discount: np.ndarray
+    valid: np.ndarray
+    ended: np.ndarray | None = None  # sums over the episodes that ended: return, length, the environment's own; how many
+
+
+class Unroll:
+    """What one worker's environments do in num_steps steps, with policies of this version or newer ones."""
+
+    def __init__(self, life: Any, version: int, number: int, memory: list[np.ndarray]):
+        self.life, self.version, self.number, self.memory = life, version, number, memory
+        self.rows: list[Row] = []
+        self.final: tuple[list[np.ndarray], np.ndarray] | None = None  # obs and first after the last row
+
+
+class Unrolls:
+    """Of all workers. One thread calls it."""
+
+    def __init__(self, *, num_workers: int, num_steps: int, max_lag: int):
+        self._num_workers, self._num_steps, self._max_lag = num_workers, num_steps, max_lag
+        self.version = -1
+        self._begun = 0  # that were learnt from, are complete, or under way
+        self._number = 0
+        self._open: dict[Any, Unroll] = {}  # of a life
+        self._complete: list[Unroll] = []
+        self._taken = 0
+
+    def publish(self) -> None:
+        """There is a policy of the next version."""
+        self.version += 1
+
+    def num_free(self) -> int:
+        """So many may begin."""
+        return max(0, self._num_workers * (self.version + self._max_lag + 1) - self._begun)
+
+    def under_way(self, life: Any) -> Unroll | None:
+        """The one that this life has begun."""
+        return self._open.get(life)
+
+    def begin(self, life: Any, memory: list[np.ndarray]) -> None:
+        """With the newest policy."""
+        assert self.num_free() and life not in self._open
+        self._open[life] = Unroll(life, self.version, self._number, memory)
+        self._begun, self._number = self._begun + 1, self._number + 1
+
+    def add(self, life: Any, row: Row, final: tuple[list[np.ndarray], np.ndarray]) -> None:
+        """The next row; `final` are the observation and `first` that came of it."""
+        unroll = self._open[life]
+        unroll.rows.append(row)
+        unroll.final = final
+        if len(unroll.rows) == self._num_steps:
+            self._complete.append(self._open.pop(life))
+
+    def drop(self, life: Any) -> None:
+        """The life has ended: what it has not completed is gone, and another unroll may begin in its place."""
+        if self._open.pop(life, None):
+            self._begun -= 1
+
+    def take(self) -> list[Unroll] | None:
+        """The next batch, where it can be made, once for each version: those that began first in front."""
+        if self._taken > self.version or len(self._complete) < self._num_workers:
+            return None
+        oldest = self.version - self._max_lag
+        for unroll in [unroll for unroll in self._open.values() if unroll.version <= oldest]:
+            if unroll.rows:
+                self._complete.append(self._open.pop(unroll.life))
+            else:  # it begins anew
+                self.drop(unroll.life)
+        self._complete.sort(key=lambda unroll: unroll.number)
+        must = [unroll for unroll in self._complete if unroll.version <= oldest]
+        may = [unroll for unroll in self._complete if unroll.version > oldest]
+        assert len(must) <= self._num_workers
+        batch = (must + may)[: self._num_workers]
+        self._complete = (must + may)[self._num_workers :]
+        self._taken += 1
+        return batch
+
+
+def side_by_side(unrolls: Sequence[Unroll], num_steps: int) -> tuple[Row, list[np.ndarray]]:
+    """(rows [num_steps + 1, B, ...], memory [B, ...]) of a batch, unroll beside unroll. What is not there has `valid` 0."""
+    example, size = unrolls[0].rows[0], len(unrolls[0].rows[0].first)
+    lanes = [slice(i * size, (i + 1) * size) for i in range(len(unrolls))]
+
+    def gather(leaf_of: Any, *, final_of: Any = None, fill: Any = 0) -> np.ndarray:
+        leaf = leaf_of(example)
+        out = np.empty((num_steps + 1, len(unrolls) * size, *leaf.shape[1:]), leaf.dtype)
+        for lane, unroll in zip(lanes, unrolls, strict=True):
+            num = len(unroll.rows)
+            np.stack([leaf_of(row) for row in unroll.rows], out=out[:num, lane])
+            out[num:, lane] = final_of(unroll.final) if final_of else fill
+        return out
+
+    first = gather(lambda row: row.first, fill=False)
+    for lane, unroll in zip(lanes, unrolls, strict=True):
+        assert unroll.final is not None
+        first[len(unroll.rows), lane] = unroll.final[1]
+    rows = Row(
+        obs=[gather(lambda r, i=i: r.obs[i], final_of=lambda f, i=i: f[0][i]) for i in range(len(example.obs))],
+        first=first,
+        action=gather(lambda row: row.action),
+        extras=[gather(lambda row, i=i: row.extras[i]) for i in range(len(example.extras))],
+        reward=gather(lambda row: row.reward),
+        discount=gather(lambda row: row.discount, fill=1),
+        valid=gather(lambda row: row.valid),
+    )
+    memory = [np.concatenate(leaves) for leaves in zip(*(unroll.memory for unroll in unrolls), strict=True)]
+    return rows, memory
