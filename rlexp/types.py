@@ -1,15 +1,20 @@
-"""The types that every layer shares. Nothing here computes.
+"""The types that every layer shares. Nothing here computes, and importing it does not import JAX: workers have none.
 
 Shapes: `T` time steps of a rollout, `B` environments, `U` updates of one chunk step, `A` discrete actions.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations  # the arrays in annotations are JAX's
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
+
+    Key = PRNGKeyArray
 
 PyTree = Any
-Key = PRNGKeyArray
 
 
 class Discrete(NamedTuple):
@@ -115,3 +120,11 @@ class Update(NamedTuple):
 
 
 Metrics = dict[str, Mean]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Key":  # which is JAX's, and read by those who have it
+        from jaxtyping import PRNGKeyArray
+
+        return PRNGKeyArray
+    raise AttributeError(f"module 'rlexp.types' has no attribute {name!r}")

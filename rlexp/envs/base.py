@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlexp.envs.host import HostEnv as HostEnv
+from rlexp.envs.host import Opened as Opened
 from rlexp.envs.waiting import Batched, waiting
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree, TimeStep
 
@@ -38,26 +40,6 @@ class Env(NamedTuple):
 def batched(env: Env) -> Batched:
     """As many environments as there are keys: those of `env.batch`, or `env` under vmap."""
     return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step))
-
-
-class Opened(NamedTuple):
-    """Environments [B] of the host. Arrays are NumPy's, of the types of the spec; what was given is not written to again."""
-
-    reset: Callable[[np.ndarray], TimeStep]  # (seeds uint32 [B]): all begin anew; equal seeds, equal episodes
-    step: Callable[[Any], TimeStep]  # (actions [B, ...]), as the spec has them
-    close: Callable[[], None]
-
-
-class HostEnv(NamedTuple):
-    """An environment that cannot be compiled: it is stepped in Python, many at a time, with the same next-step autoreset."""
-
-    spec: EnvSpec
-    open: Callable[[int], Opened]  # (how many)
-    info: tuple[str, ...] = ()  # the names in TimeStep.info
-    own_action: Continuous | None = (
-        None  # where `spec.action` is scaled: as the environment has it, and data sets of it
-    )
-    node: Mapping[str, Any] | None = None  # of the configuration: another process makes the same environment of it
 
 
 class Transition(NamedTuple):

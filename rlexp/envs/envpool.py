@@ -10,16 +10,16 @@ frames, get them last. Limits count steps of the agent, where EnvPool's own tabl
 
 import contextlib
 import importlib
+import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from rlexp.config import ConfigError, Count, Host, nearest, schema
-from rlexp.envs.base import HostEnv, Opened, check_spec
-from rlexp.envs.gymnasium import Observations, read_actions, read_observations
+from rlexp.envs.gymnasium import Actions, Observations, Struct, read_actions, read_observations, structs
+from rlexp.envs.host import HostEnv, Opened
 from rlexp.types import EnvSpec, TimeStep
 
 
@@ -42,59 +42,83 @@ def make(config: Config) -> HostEnv:
     Raises:
       ConfigError: there is none, it cannot be made, or its spaces are of a kind that nothing here can learn from.
     """
+    from rlexp.envs.base import check_spec  # JAX, without which workers import this module
+
+    game = _game(config)
+    spec = EnvSpec(config.id, structs(game.observations.struct), game.actions.spec, game.limit)
+    try:
+        check_spec(spec)
+    except ValueError as error:
+        raise ConfigError(f"env.id: {error}") from error
+    info = ("score",) if game.scored else ()
+    return HostEnv(spec, lambda num_envs: _opened(config, game, num_envs), info=info, own_action=game.actions.own)
+
+
+def opened(config: Config, num_envs: int) -> Opened:
+    """What `make(config).open(num_envs)` gives, without JAX: EnvPool imports it where it can, and goes without where it cannot."""
+    without: Any = sys.modules
+    without.setdefault("jax", None)
+    return _opened(config, _game(config), num_envs)
+
+
+class Game(NamedTuple):
+    """What is known of an environment once it was made."""
+
+    limit: int
+    actions: Actions
+    observations: Observations
+    scored: bool  # it tells its reward before it is clipped, as Atari's do
+
+
+def _game(config: Config) -> Game:
     pool = _made(config, [0])
     try:
         limit = int(pool.spec.config.max_episode_steps)
         with _quiet():
             actions = read_actions(config.id, pool.action_space)
             observations = _channels_last(read_observations(config.id, pool.observation_space))
-            scored = "reward" in pool.reset()[1]  # Atari's, before it is clipped
+            scored = "reward" in pool.reset()[1]
     finally:
         pool.close()
-    spec = EnvSpec(config.id, observations.struct, actions.spec, limit)
-    try:
-        check_spec(spec)
-    except ValueError as error:
-        raise ConfigError(f"env.id: {error}") from error
+    return Game(limit, actions, observations, scored)
 
-    def open(num_envs: int) -> Opened:
-        pool: Any = None
-        zeros: Any = np.zeros((num_envs,), np.float32)
-        last: Any = np.zeros((num_envs,), bool)
-        score = zeros
 
-        def told() -> Any:
-            return {"score": score} if scored else ()
+def _opened(config: Config, game: Game, num_envs: int) -> Opened:
+    pool: Any = None
+    zeros: Any = np.zeros((num_envs,), np.float32)
+    last: Any = np.zeros((num_envs,), bool)
+    score = zeros
 
-        def reset(seeds: np.ndarray) -> TimeStep:
-            nonlocal pool, last, score
-            close()
-            pool = _made(config, [int(seed) % 2**31 for seed in seeds])  # it takes them as int32
-            obs, _ = pool.reset()
-            last, score = np.zeros((num_envs,), bool), zeros
-            return TimeStep(
-                observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last, info=told()
-            )
+    def told() -> Any:
+        return {"score": score} if game.scored else ()
 
-        def step(action: Any) -> TimeStep:
-            nonlocal last, score
-            first = last
-            obs, reward, terminated, truncated, info = pool.step(actions.write(action))
-            last = terminated | truncated
-            discount: Any = 1 - terminated.astype(np.float32)
-            if scored:
-                score = np.where(first, 0, score + info["reward"]).astype(np.float32)
-            return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last, told())
+    def reset(seeds: np.ndarray) -> TimeStep:
+        nonlocal pool, last, score
+        close()
+        pool = _made(config, [int(seed) % 2**31 for seed in seeds])  # it takes them as int32
+        obs, _ = pool.reset()
+        last, score = np.zeros((num_envs,), bool), zeros
+        return TimeStep(
+            game.observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last, info=told()
+        )
 
-        def close() -> None:
-            nonlocal pool
-            if pool is not None:
-                pool.close()
-            pool = None
+    def step(action: Any) -> TimeStep:
+        nonlocal last, score
+        first = last
+        obs, reward, terminated, truncated, info = pool.step(game.actions.write(action))
+        last = terminated | truncated
+        discount: Any = 1 - terminated.astype(np.float32)
+        if game.scored:
+            score = np.where(first, 0, score + info["reward"]).astype(np.float32)
+        return TimeStep(game.observations.read(obs), reward.astype(np.float32), discount, first, last, told())
 
-        return Opened(reset, step, close)
+    def close() -> None:
+        nonlocal pool
+        if pool is not None:
+            pool.close()
+        pool = None
 
-    return HostEnv(spec, open, info=("score",) if scored else (), own_action=actions.own)
+    return Opened(reset, step, close)
 
 
 def _made(config: Config, seeds: list[int]) -> Any:
@@ -126,11 +150,11 @@ def _made(config: Config, seeds: list[int]) -> Any:
 def _channels_last(observations: Observations) -> Observations:
     """Of an image that has them first: there are fewer of them than columns."""
     struct = observations.struct
-    if not (isinstance(struct, jax.ShapeDtypeStruct) and len(struct.shape) == 3 and struct.shape[0] < struct.shape[2]):
+    if not (isinstance(struct, Struct) and len(struct.shape) == 3 and struct.shape[0] < struct.shape[2]):
         return observations
     channels, height, width = struct.shape
     return Observations(
-        jax.ShapeDtypeStruct((height, width, channels), struct.dtype),
+        Struct((height, width, channels), struct.dtype),
         lambda obs: np.ascontiguousarray(np.moveaxis(observations.read(obs), 1, -1)),
     )
 

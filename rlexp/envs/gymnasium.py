@@ -11,17 +11,16 @@ What the adapter changes, besides:
 """
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rlexp.config import ConfigError, Count, Host, nearest, schema
-from rlexp.envs.base import HostEnv, Opened, check_spec
-from rlexp.envs.gymnax_style import action_of
+from rlexp.envs.host import HostEnv, Opened
+from rlexp.envs.spaces import action_of
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
 
 
@@ -44,47 +43,60 @@ def make(config: Config) -> HostEnv:
     Raises:
       ConfigError: there is none, it cannot be made, it has no limit, or its spaces are of a kind that nothing here can learn from.
     """
+    from rlexp.envs.base import check_spec  # JAX, without which workers import this module
+
     game = _made(config)
     try:
         limit = config.max_episode_steps or (game.spec.max_episode_steps if game.spec else None)
         if limit is None:
             raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
-        actions, observations = (
-            read_actions(config.id, game.action_space),
-            read_observations(config.id, game.observation_space),
-        )
+        actions, observations = _adapted(config, game)
     finally:
         game.close()
-    spec = EnvSpec(config.id, observations.struct, actions.spec, int(limit))
+    spec = EnvSpec(config.id, structs(observations.struct), actions.spec, int(limit))
     try:
         check_spec(spec)
     except ValueError as error:
         raise ConfigError(f"env.id: {error}") from error
+    return HostEnv(spec, lambda num_envs: _opened(config, actions, observations, num_envs), own_action=actions.own)
 
-    def open(num_envs: int) -> Opened:
-        from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-        envs = SyncVectorEnv([lambda: _made(config)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
-        last: Any = np.zeros((num_envs,), bool)
-        zeros: Any = np.zeros((num_envs,), np.float32)
+def opened(config: Config, num_envs: int) -> Opened:
+    """What `make(config).open(num_envs)` gives, without JAX."""
+    game = _made(config)
+    try:
+        actions, observations = _adapted(config, game)
+    finally:
+        game.close()
+    return _opened(config, actions, observations, num_envs)
 
-        def reset(seeds: np.ndarray) -> TimeStep:
-            nonlocal last
-            obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
-            last = np.zeros((num_envs,), bool)
-            return TimeStep(observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last)
 
-        def step(action: Any) -> TimeStep:
-            nonlocal last
-            first = last
-            obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
-            last = terminated | truncated
-            discount: Any = 1 - terminated.astype(np.float32)
-            return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
+def _adapted(config: Config, game: Any) -> "tuple[Actions, Observations]":
+    return read_actions(config.id, game.action_space), read_observations(config.id, game.observation_space)
 
-        return Opened(reset, step, envs.close)
 
-    return HostEnv(spec, open, own_action=actions.own)
+def _opened(config: Config, actions: "Actions", observations: "Observations", num_envs: int) -> Opened:
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    envs = SyncVectorEnv([lambda: _made(config)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    last: Any = np.zeros((num_envs,), bool)
+    zeros: Any = np.zeros((num_envs,), np.float32)
+
+    def reset(seeds: np.ndarray) -> TimeStep:
+        nonlocal last
+        obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
+        last = np.zeros((num_envs,), bool)
+        return TimeStep(observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last)
+
+    def step(action: Any) -> TimeStep:
+        nonlocal last
+        first = last
+        obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
+        last = terminated | truncated
+        discount: Any = 1 - terminated.astype(np.float32)
+        return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
+
+    return Opened(reset, step, envs.close)
 
 
 def _made(config: Config) -> Any:
@@ -133,10 +145,25 @@ class Actions(NamedTuple):
     own: Continuous | None = None  # where they are scaled: as Gymnasium has them
 
 
+@dataclasses.dataclass(frozen=True)
+class Struct:
+    """What jax.ShapeDtypeStruct says."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def structs(tree: PyTree) -> PyTree:
+    """As JAX has them."""
+    import jax
+
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), tree)
+
+
 class Observations(NamedTuple):
     """What comes of the observations of a space."""
 
-    struct: PyTree  # of one observation
+    struct: PyTree  # of Struct, one observation
     read: Callable[[Any], PyTree]  # Gymnasium's, of a batch -> ours
 
 
@@ -185,7 +212,7 @@ def read_observations(name: str, space: Any, path: str = "") -> Observations:
         size, start = int(space.n), int(space.start)
         one_hot = np.eye(size, dtype=np.float32)
         return Observations(
-            jax.ShapeDtypeStruct((size,), jnp.float32), lambda obs: one_hot[np.asarray(obs, np.int64) - start]
+            Struct((size,), np.dtype(np.float32)), lambda obs: one_hot[np.asarray(obs, np.int64) - start]
         )
     if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
         return _array(space.shape, _type(space.dtype))
@@ -196,7 +223,7 @@ def read_observations(name: str, space: Any, path: str = "") -> Observations:
 
 
 def _array(shape: tuple[int, ...], dtype: np.dtype) -> Observations:
-    return Observations(jax.ShapeDtypeStruct(shape, dtype), lambda obs: np.asarray(obs).astype(dtype, copy=False))
+    return Observations(Struct(shape, dtype), lambda obs: np.asarray(obs).astype(dtype, copy=False))
 
 
 def _type(dtype: Any) -> np.dtype:

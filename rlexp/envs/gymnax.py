@@ -16,7 +16,8 @@ import jax
 
 from rlexp.config import ConfigError, Count, Host, TracedNumber, nearest, schema
 from rlexp.envs.base import Env
-from rlexp.envs.gymnax_style import LIMIT, action_of, adapt, num_categories, overrides
+from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
+from rlexp.envs.spaces import action_of, num_categories
 from rlexp.types import Key
 
 

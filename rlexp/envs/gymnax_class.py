@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 from rlexp.config import ConfigError, Count, Host, TracedNumber, nearest, schema
 from rlexp.envs.base import Env, Tally
-from rlexp.envs.gymnax_style import LIMIT, action_of, adapt, num_categories, overrides
+from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
+from rlexp.envs.spaces import action_of, num_categories
 from rlexp.types import Continuous, Discrete, Key, MultiDiscrete
 
 _NO_LIMIT = 2**30  # steps; a larger one might overflow where a class adds to it

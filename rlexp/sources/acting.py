@@ -1,4 +1,4 @@
-"""The server's part of `rlexp.sources.inference`: one thread that acts for all workers, and keeps what belongs to each environment."""
+"""The server's part of `rlexp.sources.inference`: one thread acts for all workers, and keeps what belongs to each environment."""
 
 import contextlib
 import queue
@@ -43,8 +43,8 @@ class Settings(NamedTuple):
     address: str
     tls: tuple[bytes, bytes, Path] | None  # key, certificate, and the file that workers trust
     max_message_bytes: int
-    silence_s: int
-    timeout_s: int
+    silence_s: float
+    timeout_s: float
 
 
 class Counted(NamedTuple):
@@ -157,7 +157,7 @@ class Acting:
             if time.monotonic() - self._moved > self._settings.timeout_s:
                 absent = sorted(set(range(self._settings.num_workers)) - self._players.keys())
                 raise TimeoutError(
-                    f"algo.source.timeout_s: no environment has moved for {self._settings.timeout_s} s; "
+                    f"algo.source.timeout_s: no environment has moved for {self._settings.timeout_s:g} s; "
                     + (f"worker {', '.join(map(str, absent))} is not here" if absent else "all workers are here")
                 )
 

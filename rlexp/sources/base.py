@@ -72,9 +72,9 @@ class HostSource(NamedTuple):
         0  # that act and do not learn, those behind the mesh; 0: the policy comes on the first of the mesh
     )
     check: Callable[[], None] = lambda: None  # before anything is started: raises ConfigError for what it cannot read
-    at: Callable[[Path], None] = (
-        lambda directory: None
-    )  # the run's directory, told before `init`: where other processes find this one
+    at: Callable[[Path], None] = lambda directory: (
+        None
+    )  # the run's, told before `init`: there other processes find this one
 
 
 def environments(module: ModuleType) -> tuple[type, ...]:

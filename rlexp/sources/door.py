@@ -1,7 +1,7 @@
 """Where workers come in: a gRPC server that lets those of the run in, holds each message to the layout, and hands it on.
 
-What is to be done with the messages `rlexp.sources.inference` decides, in one thread: all events go into its `inbox`. A worker has a
-thread of the server's while it is connected, which waits in turns for the worker's message and for the answer to it.
+What is to be done with the messages `rlexp.sources.acting` decides, in one thread: all events go into its `inbox`. A worker that
+is connected has a thread of the server's, which waits in turns for the worker's message and for the answer to it.
 """
 
 import contextlib

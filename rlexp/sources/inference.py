@@ -5,11 +5,11 @@
     learner    policy 0 · batch 0 · learn 0 · policy 1 · …
 
 This is SEED RL (arXiv:1910.06591): what crosses processes are observations and actions, never parameters. The server acts for
-those who wait, as soon as they are `batch_size` environments, or nobody else is to come, or the first has waited `batch_timeout_ms`. It owns
-what the policy remembers of each environment, its last action, and its unfinished unroll; with the newest policy at every
-step, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how old they may be: at
-most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along and nothing else; it is
-started anew.
+those who wait, as soon as they are `batch_size` environments, or nobody else is to come, or the first has waited for
+`batch_timeout_ms`. It owns what the policy remembers of each environment, its last action, and its unfinished unroll. Each step has
+the newest policy, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how old
+they may be: at most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along and
+nothing else; it is started anew.
 
 A checkpoint keeps the key alone, as that of `rlexp.sources.host`. With several workers the numbers depend on the clock.
 """
@@ -121,13 +121,14 @@ def make(
                 address=config.address,
                 tls=None,
                 max_message_bytes=config.max_message_bytes,
-                silence_s=config.silence_s,
-                timeout_s=config.timeout_s,
+                silence_s=float(config.silence_s),
+                timeout_s=float(config.timeout_s),
             )
             acting = Acting(settings, env, algorithm, key=own, place=place)
         unrolls, counted = acting.learn_from(policy)
         waited = time.perf_counter() - learnt
         lag = acting.version - min(unroll.version for unroll in unrolls)
+        rows: Any  # arrays are NumPy's here
         rows, memory = side_by_side(unrolls, num_steps)
         trajectory = Trajectory(
             obs=jax.tree.unflatten(jax.tree.structure(env.spec.observation), rows.obs),
@@ -183,7 +184,7 @@ def _summed(unrolls: Sequence[Unroll], info: Sequence[str]) -> Metrics:
     """Of the episodes that ended in these unrolls."""
     names = ["train/return_mean", "train/length_mean", *(f"env/{name}" for name in info)]
     ends = [row.ended for unroll in unrolls for row in unroll.rows if row.ended is not None]
-    totals = np.sum(ends, axis=0, dtype=np.float32) if ends else np.zeros((len(names) + 1,), np.float32)
+    totals: Any = np.sum(ends, axis=0, dtype=np.float32) if ends else np.zeros((len(names) + 1,), np.float32)
     return {name: _mean(total, totals[-1]) for name, total in zip(names, totals[:-1], strict=True)}
 
 

@@ -1,14 +1,14 @@
 """Who may begin an unroll, which of them make a batch, and how old they may be: the bookkeeping of `rlexp.sources.inference`.
 
-The environments of a worker [b] begin and end an unroll together. A batch is of `num_workers` unrolls, whoever made them: a worker that
-is slow has fewer of them, and nobody waits for it.
+The environments of a worker [b] begin and end an unroll together. A batch is of `num_workers` unrolls, whoever made them: a
+worker that is slow has fewer of them, and nobody waits for it.
 
     begun < num_workers * (version + max_lag + 1)      or the worker waits for the next policy
     batch n is made as soon as num_workers unrolls are complete, n = version
 
-Those that began with a policy before n - max_lag + 1 are in it: as many have at most begun, by the rule above. One of a slow worker that
-is not complete ends there, and its other rows have `valid` 0: so none is older than max_lag, and nothing complete is thrown away. With
-max_lag 0 there are no others that could be complete, and the learner waits for all.
+Those that began with a policy before n - max_lag + 1 are in it: by the rule above there are no more than num_workers of them. One
+that is not complete, of a slow worker, ends there, and its other rows have `valid` 0. So none is older than max_lag, and nothing
+complete is thrown away. With max_lag 0 no others could be complete, and the learner waits for all.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,9 @@ class Row(NamedTuple):
     reward: np.ndarray
     discount: np.ndarray
     valid: np.ndarray
-    ended: np.ndarray | None = None  # sums over the episodes that ended: return, length, the environment's own; how many
+    ended: np.ndarray | None = (
+        None  # sums over the episodes that ended: return, length, the environment's own; how many
+    )
 
 
 class Unroll:

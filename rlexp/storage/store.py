@@ -35,7 +35,7 @@ LOCAL_ROOT = "outputs"  # where working copies are, if the store does not say mo
 _CHECKPOINTS = "checkpoints"
 _LONGEST = 3500  # bytes of a directory's path: what lies in it has names too, and Linux has an end at 4096
 _REACH_S = 20  # gcsfs alone would try for a minute
-_NOT_PUSHED = (".lock", ".part", ".tar.gz", ".tmp", ".sqlite", "-journal", MARKER)
+_NOT_PUSHED = (".lock", ".part", ".tar.gz", ".tmp", ".sqlite", "-journal", ".token", MARKER)
 
 
 class StoreError(OSError):

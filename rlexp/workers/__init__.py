@@ -2,5 +2,6 @@
 
     python -m rlexp.workers <run directory>/workers 3
 
-`wire` is what they and the server say to each other, `meeting` how they find it, `__main__` what a worker does, `keeper` starts them.
+`wire` is what they and the server say to each other, `meeting` how they find it, `__main__` what a worker does; `keeper` starts
+them.
 """

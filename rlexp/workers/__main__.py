@@ -2,9 +2,9 @@
 
     python -m rlexp.workers FOLDER INDEX [--parent PID] [--patience SECONDS]
 
-FOLDER is the run directory's `workers`. Whenever the connection is lost it looks there again, and begins a new life: environments
-reset, nothing of the half unroll of before. It ends with the run, with the process `--parent`, and where it has found no server for so
-long.
+FOLDER is the run directory's `workers`. Whenever the connection is lost it looks there again, and begins a new life: its
+environments are reset, and the half unroll of before is gone. It ends with the run, with the process `--parent`, and when it
+has found no server for `--patience`.
 """
 
 import argparse
@@ -104,8 +104,7 @@ class Envs:
             sys.path[:] = [*sys.path, *(place for place in note.path if place not in sys.path)]
             world, modules = parse({"env": note.env}, World)
             module = load_module(modules["env"], "env")
-            # A module that can be imported without JAX has an `open` of its own; what others make may need it.
-            own = vars(module).get("open")
+            own = vars(module).get("opened")  # see rlexp.envs.host; what others make may need JAX
             self._opened = own(world.env, note.num_envs) if own else module.make(world.env).open(note.num_envs)
             self._note = note
         return self._opened
@@ -138,7 +137,7 @@ def play(note: Note, token: str, index: int, envs: Envs, parent: int | None) -> 
     end = End.UNHEARD
     with _channel(note) as channel:
         stream = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
-        answers = stream(_taken(sending, parent), metadata=[(wire.TOKEN_KEY, token)], wait_for_ready=False)
+        answers = stream(_taken(sending, parent), metadata=((wire.TOKEN_KEY, token),), wait_for_ready=False)
         try:
             steps = _Steps(note, envs)
             for answer in answers:
@@ -207,9 +206,7 @@ def _channel(note: Note) -> grpc.Channel:
     options = wire.options(note.max_message_bytes, note.silence_s)
     if note.authority is None:
         return grpc.insecure_channel(note.address, options)
-    return grpc.secure_channel(
-        note.address, grpc.ssl_channel_credentials(Path(note.authority).read_bytes()), options
-    )
+    return grpc.secure_channel(note.address, grpc.ssl_channel_credentials(Path(note.authority).read_bytes()), options)
 
 
 if __name__ == "__main__":

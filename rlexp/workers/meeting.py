@@ -1,6 +1,7 @@
 """How workers find the server: a folder of the run directory, with a note for all and a token for those who may read it.
 
-The token is what lets a worker in: it is made anew for each server, is in a file that only its owner reads, and goes to no object store.
+The token is what lets a worker in: it is made anew for each server, lies in a file that only its owner reads, and goes to no
+object store.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ class Note(NamedTuple):
     observation: list[tuple[str, list[int]]]  # (dtype, shape) of each leaf of one observation
     action: tuple[str, list[int]]  # of one environment
     max_message_bytes: int
-    silence_s: int  # a server from which nothing comes, not even a ping's answer, is given up
+    silence_s: float  # a server from which nothing comes, not even a ping's answer, is given up
     path: list[str]  # where Python finds modules
 
 

@@ -162,9 +162,9 @@ def _name(kind: int) -> str:
     return Kind(kind).name if kind in list(Kind) else f"kind {kind}"
 
 
-def options(max_message_bytes: int, silence_s: int) -> list[tuple[str, Any]]:
+def options(max_message_bytes: int, silence_s: float) -> list[tuple[str, Any]]:
     """Of gRPC, for both ends: who does not answer a ping within half of `silence_s` is gone."""
-    half_ms = max(500, 500 * silence_s)
+    half_ms = max(500, int(500 * silence_s))
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),

@@ -57,6 +57,7 @@ NEEDS = {
     "source=replay_sequences": ["algo=r2d2"],
     "source=host": ["env=gymnasium/cartpole"],
     "source=actors": ["env=gymnasium/cartpole"],
+    "source=inference": ["env=gymnasium/cartpole"],
     "source=dataset": ["algo=bc"],
 }
 

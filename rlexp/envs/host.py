@@ -1,0 +1,33 @@
+"""What an environment of the host is. No JAX: processes that only step environments have none (`rlexp.workers`).
+
+A module that makes one may have, beside `make`, a function `opened(config, num_envs) -> Opened`, which does what
+`make(config).open(num_envs)` does. Workers call it where there is one: neither it nor the import of its module should need JAX,
+which `make` can import itself.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlexp.types import Continuous, EnvSpec, TimeStep
+
+
+class Opened(NamedTuple):
+    """Environments [B] of the host. Arrays are NumPy's, of the types of the spec; what was given is not written to again."""
+
+    reset: Callable[[np.ndarray], TimeStep]  # (seeds uint32 [B]): all begin anew; equal seeds, equal episodes
+    step: Callable[[Any], TimeStep]  # (actions [B, ...]), as the spec has them
+    close: Callable[[], None]
+
+
+class HostEnv(NamedTuple):
+    """An environment that cannot be compiled: it is stepped in Python, many at a time, with the same next-step autoreset."""
+
+    spec: EnvSpec
+    open: Callable[[int], Opened]  # (how many)
+    info: tuple[str, ...] = ()  # the names in TimeStep.info
+    own_action: Continuous | None = (
+        None  # where `spec.action` is scaled: as the environment has it, and data sets of it
+    )
+    node: Mapping[str, Any] | None = None  # of the configuration: another process makes the same environment of it
