@@ -3,6 +3,7 @@
 The timeout, the markers and the warnings that are let through are in pyproject.toml.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -41,6 +42,9 @@ NO_SKIPS = os.environ.get("CI_NO_SKIPS") == "1"
 
 # Hydra's log closes all handlers, and absl's, which comes with Orbax, then closes the stream it was made with: pytest's own.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
+
+# Tracing makes objects by the million, few of them garbage: looking for it after every 700 costs a twelfth of all time.
+gc.set_threshold(100_000, 20, 20)
 
 # A mixture of types, or a weak type that decides, is an error.
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -56,8 +56,9 @@ def test_signals_in_any_order_ask_for_the_end(monkeypatch):
     """SIGHUP after SIGUSR2 too. One Ctrl-C that comes twice is one; another one, later, ends at once."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     numbers = [signal.SIGHUP, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT]
+    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    earlier = {n: signal.signal(n, handler) for n, handler in usual.items()}  # a job in the background ignores them
     before = [signal.getsignal(number) for number in numbers]
     for first in numbers:
         with stop_on_signals() as stop:
@@ -69,7 +70,8 @@ def test_signals_in_any_order_ask_for_the_end(monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert [signal.getsignal(number) for number in numbers] == before
-    signal.signal(signal.SIGHUP, earlier)
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
 
 
 def test_nohup_is_respected():
@@ -86,6 +88,7 @@ PRESSED = """
 import os, runpy, signal, sys
 
 at, times, program, *sys.argv = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 class Finder:
     def find_spec(name, *_):
