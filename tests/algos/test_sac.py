@@ -76,7 +76,7 @@ def by_hand(xp: Any, params: Any, state: Any, rows: Any, noises: Any) -> dict[st
         chosen = rows.action[:-1, :, None] == np.arange(toys.NUM_ACTIONS)
         q = [xp.where(chosen, judged(xp, c, obs, None), 0.0).sum(axis=-1) for c in params["critics"]]
         allowed = obs["action_mask"] | ~obs["action_mask"].any(axis=-1, keepdims=True)
-        wanted = RATIO * np.log(allowed.sum(axis=-1).astype(np.float32))
+        wanted = RATIO * xp.log(xp.asarray(allowed.sum(axis=-1), np.float32))
     else:
         unit = (rows.action[:-1, :, :, 0] - 1.0) / 2.0  # within -1 and 3
         q = [judged(xp, c, obs, unit) for c in params["critics"]]
@@ -139,7 +139,8 @@ def test_one_step_of_adam_follows_each_loss_for_what_it_teaches(continuous):
         return jnp.sum(per_row * rows.valid[:-1] * weight) / jnp.sum(rows.valid[:-1])
 
     lessons = {"actor": "loss/policy", "critics": "loss/value", "log_alpha": "loss/alpha"}
-    slopes = {part: jax.grad(loss)(state.params[part], part, name) for part, name in lessons.items()}
+    slope = jax.jit(jax.grad(loss), static_argnums=(1, 2))
+    slopes = {part: slope(state.params[part], part, name) for part, name in lessons.items()}
     with jax.numpy_dtype_promotion("standard"):
         optimiser = optax.adam(0.1, eps=1e-2)
         moves, _ = optimiser.update(slopes, optimiser.init(state.params))
