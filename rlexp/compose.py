@@ -316,7 +316,13 @@ def without_hydra(config: DictConfig) -> dict[str, Any]:
     ):  # the group has no part of its own: its files set keys of all others
         raise ConfigError(f"experiment={chosen}: this file does not begin with the line `# @package _global_`")
     with one_line():
-        return plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+        node = plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+    algo = node.get("algo")
+    if isinstance(algo, dict) and isinstance(algo.get("source"), dict) and "remembered_by" in algo["source"]:
+        from rlexp.sources.base import with_memory  # not for completion, which need not wait for JAX
+
+        algo["source"] = with_memory(algo["source"])
+    return node
 
 
 def plain(config: Any) -> dict[str, Any]:

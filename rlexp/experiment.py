@@ -12,7 +12,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.networks.base import MemoryTorso
-from rlexp.sources.base import HostSource, Source, environments, is_host
+from rlexp.sources.base import HostSource, Source, environments, is_host, stepping
 from rlexp.types import EnvSpec, PyTree, Settings, Shared
 
 
@@ -88,8 +88,9 @@ def build(
         own = Shared(env=env.shared)
     elif isinstance(env, HostEnv):
         env = env._replace(node=node["env"])
-    on_host = is_host(source_module)
-    _check_place(modules, env, source_module, on_host)
+    stepping_module = stepping(modules)
+    is_over, on_host = stepping_module is not source_module, is_host(stepping_module)
+    _check_place(modules, env, stepping_module, on_host)
     network = load_module(modules["network"], "network")
 
     def torso_of(spec: EnvSpec, *, memory: bool = False) -> Any:
@@ -112,12 +113,12 @@ def build(
     sizes = _sizes(config.algo, of_one, source_module.make, modules)
 
     def source_of(settings: Settings, shared: Shared | None = None) -> Source | HostSource:
+        parts = {"env": env_of(settings, shared), "algorithm": algorithm, "num_shards": num_shards, **sizes}
+        made = {"inner": stepping_module.make(config.algo.source.inner, **parts)} if is_over else {}
         return source_module.make(
             _replaced(config.algo.source, "hp", settings.source),
-            env=env_of(settings, shared),
-            algorithm=algorithm,
-            num_shards=num_shards,
-            **sizes,
+            **parts,
+            **made,
             **_given((shared or own).source, source_module.make, modules["algo.source"]),
         )
 
@@ -170,15 +171,15 @@ def build(
     )
 
 
-def _check_place(modules: Mapping[str, str], env: Any, source_module: Any, on_host: bool) -> None:
+def _check_place(modules: Mapping[str, str], env: Any, stepping_module: Any, on_host: bool) -> None:
     """Raises ConfigError where the environment is none that the source takes."""
-    if isinstance(env, environments(source_module)):
+    if isinstance(env, environments(stepping_module)):
         return
     runs, steps = "runs on the host", "steps compiled environments"
     if on_host:
         runs, steps = "is compiled", "steps environments of the host"
     raise ConfigError(
-        f"algo.source.module: {modules['algo.source']} {steps}, and {env.spec.name} of {modules['env']} {runs}; "
+        f"algo.source.module: {stepping_module.__name__} {steps}, and {env.spec.name} of {modules['env']} {runs}; "
         f"expected source={'rollout, for one' if on_host else 'host'}"
     )
 

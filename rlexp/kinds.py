@@ -112,6 +112,7 @@ KINDS: dict[str, type] = {
     "network.torso": Network,
     "algo": Algo,
     "algo.source": Source,
+    "algo.source.inner": Source,
     "precision": Precision,
     "between": Between,
     "sweeper": Sweeper,

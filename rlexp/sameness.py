@@ -60,7 +60,11 @@ def pack_key(node: Mapping[str, Any]) -> str:
 
 def resume_fingerprint(config: Config, modules: Mapping[str, str], num_shards: int) -> dict[str, Any]:
     """{path: value} of what must be equal for a full restore."""
-    made_of = {k: v for k, v in modules.items() if k in (*_MADE_OF, "algo.source") or k.startswith("network.")}
+    made_of = {
+        k: v
+        for k, v in modules.items()
+        if k in (*_MADE_OF, "algo.source", "algo.source.inner") or k.startswith("network.")
+    }
     return {k: v for k, (v, equal) in _settings(config).items() if equal.resume} | {"shards": num_shards} | made_of
 
 

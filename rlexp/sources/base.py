@@ -4,12 +4,15 @@ There are two types, and a module's `make` says by its return type which one it 
 program, a `HostSource` is Python beside it. So it is known before anything is built.
 """
 
+import dataclasses
 import enum
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from rlexp.config import load_module
 from rlexp.envs.base import Env, HostEnv
 from rlexp.types import Batch, Key, Metrics, PyTree
 
@@ -50,6 +53,17 @@ class Source(NamedTuple):
     finish: Callable[[Batch], Batch] = lambda batch: batch  # what is to be done with the batch of all shards
 
 
+class Memory(NamedTuple):
+    """What remembers the batches of another source, of one shard each, and gives samples of them; always compiled.
+
+    Compiled into the program of a `Source`, or with the learning where a `HostSource` steps.
+    """
+
+    add: Callable[[Data, Batch], Data]  # (data, batch [1, T+1, b, ...])
+    source: Source  # over what was added: init is empty, next draws and steps nothing
+    num_prefills: int  # batches that are added before the first sample is drawn
+
+
 class HostSource(NamedTuple):
     """The same in Python, for all shards of this process at once; of the batch [U, T+1, B, ...] the shard is the major part of B.
 
@@ -75,14 +89,46 @@ class HostSource(NamedTuple):
     at: Callable[[Path], None] = lambda directory: (
         None
     )  # the run's, told before `init`: there other processes find this one
+    memory: Memory | None = None  # what batches go into, and samples come from; None: they are learnt from as they are
 
 
 def environments(module: ModuleType) -> tuple[type, ...]:
     """Those that a source takes: `Env`, `HostEnv` or both, as the type of `env` in its `make` says. Where it says nothing, those
     of its own place."""
+    if not is_host(module):
+        return (Env,)
     hint = get_type_hints(module.make).get("env")
     said = tuple(kind for kind in (get_args(hint) or (hint,)) if kind in (Env, HostEnv))
-    return said or ((HostEnv,) if is_host(module) else (Env,))
+    return said or (HostEnv,)
+
+
+def stepping(modules: Mapping[str, str]) -> ModuleType:
+    """Of the modules of a configuration, by their paths: the source that takes the environments. One whose `make` takes an
+    `inner` source stands on the one that is configured there."""
+    outer, path = load_module(modules["algo.source"], "algo.source"), "algo.source.inner"
+    is_over = path in modules and "inner" in inspect.signature(outer.make).parameters
+    return load_module(modules[path], path) if is_over else outer
+
+
+def with_memory(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A source's node as it is checked, of one that the files of conf/replay and conf/source have filled together.
+
+    `remembered_by` names the memory that the algorithm learns from. A source of the host becomes the `inner` one of it, with the
+    keys that are its own. What gives samples by itself, or is compiled, stays as it is, without those of the memory.
+    """
+    node = dict(node)
+    name = node.pop("remembered_by", None)
+    if name is None:
+        return node
+    source = load_module(node.get("module"), "algo.source")
+    own, of_memory = (
+        {field.name for field in dataclasses.fields(module.Config)}
+        for module in (source, load_module(name, "algo.source"))
+    )
+    if not is_host(source) or "num_updates" in own:
+        return {key: value for key, value in node.items() if key == "module" or key in own or key not in of_memory}
+    inner = {key: node.pop(key) for key in [*node] if key in own - of_memory}
+    return node | {"module": name, "inner": {"module": node["module"], **inner, **(node.get("inner") or {})}}
 
 
 def is_host(module: ModuleType) -> bool:

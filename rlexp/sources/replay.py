@@ -1,5 +1,8 @@
 """Replay: steps environments with the current policy, remembers, and learns from samples of the memory.
 
+Who steps is another source, `inner`: by default compiled environments, in the same program. Where it is one of the host, its
+batches come into the memory on the devices. As many samples are drawn for each insert, whoever steps.
+
 Each call adds one rollout and draws `num_updates` batches of windows, with replacement, from all that it holds, the newest
 rows included. A window is a piece of one environment's true history:
 
@@ -22,14 +25,15 @@ Each logical shard has a memory of its own, with its part of the capacity and of
 so an item of a shard with small weights is drawn more often than from one memory; its importance says so.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Positive, schema
-from rlexp.envs.base import Env
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.envs.base import Env, HostEnv
 from rlexp.replay import ring as rings
 from rlexp.replay import selectors, sums, table
 from rlexp.replay.ring import Ring
@@ -37,7 +41,7 @@ from rlexp.replay.selectors import Draws
 from rlexp.replay.sums import Sums
 from rlexp.replay.table import Table
 from rlexp.sources import rollout
-from rlexp.sources.base import Place, Source, no_feedback
+from rlexp.sources.base import HostSource, Memory, Place, Source, no_feedback
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Trajectory
 
 _MOST_ROWS = 2**30  # of a shard: rows are counted in int32
@@ -80,6 +84,8 @@ class Config:
     storage: Literal["device", "host"] = "device"
     """Where the rows lie: in the device's memory, or in the host's, from which the drawn ones alone come to the device."""
     hp: Hp = Hp()
+    inner: Part | None = None
+    """The source that steps the environments, a node with `module:`. null: rollout. source=host and others fill it."""
 
 
 class Priorities(NamedTuple):
@@ -93,7 +99,7 @@ class Priorities(NamedTuple):
 class Data(NamedTuple):
     """Environments and memory of one shard."""
 
-    rollout: rollout.Data
+    rollout: PyTree  # the inner source's; () where it is one of the host, whose Data lies beside
     ring: Ring  # rows [b, ...]
     key: Key
     priorities: Priorities | tuple[()]  # () where they are not asked for
@@ -107,21 +113,103 @@ _ROWS = jax.tree.map(lambda place: "host" if place is Place.HOST else "device", 
 _PLACES = Data(_HERE, Ring(Table(_COLUMNS, _HERE, _HERE, _HERE, _HERE), _HERE, _HERE), _HERE, _HERE, _HERE)
 
 
-def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
-    """A source of [num_updates, sequence_length + 1, batch_size / num_shards] samples; `num_envs` are of one shard.
+def make(
+    config: Config,
+    *,
+    env: Env | HostEnv,
+    algorithm: Algorithm,
+    num_envs: int,
+    num_steps: int,
+    num_shards: int,
+    inner: Source | HostSource | None = None,
+) -> Source | HostSource:
+    """A source of [num_updates, sequence_length + 1, batch_size / num_shards] samples of what `inner` steps, or else `rollout`.
+
+    Args:
+      num_envs: of one shard; of all where `inner` steps environments of the host.
 
     Raises:
       ConfigError: the sizes do not divide, or the memory cannot hold one sample.
     """
-    capacity, num_prefills = _check(config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards)
-    steps = rollout.make(
-        rollout.Config(module=rollout.__name__),
-        env=env,
-        algorithm=algorithm,
-        num_envs=num_envs,
-        num_steps=num_steps,
-        num_shards=num_shards,
+    sizes = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
+    if isinstance(inner, HostSource):
+        return _beside(inner, config, algorithm=algorithm, **sizes | {"num_envs": num_envs // num_shards})
+    if inner is None:
+        assert isinstance(env, Env)
+        inner = rollout.make(rollout.Config(module=rollout.__name__), env=env, algorithm=algorithm, **sizes)
+    return _stepping(inner, config, algorithm=algorithm, **sizes)
+
+
+def _beside(steps: HostSource, config: Config, *, num_shards: int, **sizes: Any) -> HostSource:
+    """Steps on the host; the memory is compiled with the learning, and samples are drawn when a batch has come into it."""
+
+    def shapes(policy: Any) -> Batch:
+        return _of_one_shard(steps.shapes(policy)[1], num_shards)
+
+    memory = _memory(config, shapes, num_shards=num_shards, **sizes)
+    return steps._replace(
+        memory=memory,
+        prefill_env_steps=memory.num_prefills * steps.env_steps_per_update,
+        refill=lambda key, policy, num_calls: steps.init(key, policy),
     )
+
+
+def _stepping(steps: Source, config: Config, **sizes: Any) -> Source:
+    """Steps and remembers in one program: of Data, `rollout` is of `steps`, and the rest of the memory."""
+
+    def shapes(policy: Any) -> Batch:
+        return jax.eval_shape(lambda: steps.next(steps.init(jax.random.key(0), policy), policy)[1])
+
+    memory = _memory(config, shapes, **sizes)
+    remembered, each = memory.source, steps.env_steps_per_update
+
+    def collect(data: Data, policy: Any) -> tuple[Data, Metrics]:
+        stepped, batch, metrics = steps.next(data.rollout, policy)
+        return memory.add(data, batch)._replace(rollout=stepped), metrics
+
+    def begin(key: Key, policy: Any) -> tuple[Data, Metrics]:
+        rollout_key, sample_key = jax.random.split(key)
+        data = remembered.init(sample_key, policy)._replace(rollout=steps.init(rollout_key, policy))
+        counted = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(collect, data, policy)[1])
+
+        def fill(_: Any, carry: tuple[Data, Metrics]) -> tuple[Data, Metrics]:
+            data, metrics = collect(carry[0], policy)
+            return data, jax.tree.map(jnp.add, carry[1], metrics)
+
+        return jax.lax.fori_loop(0, memory.num_prefills, fill, (data, counted))
+
+    def init(key: Key, policy: Any) -> Data:
+        return begin(key, policy)[0]
+
+    def refill(key: Key, policy: Any, num_calls: Any) -> Data:
+        return _called(init(key, policy), num_calls)
+
+    def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
+        data, metrics = collect(data, policy)
+        data, batch, drawn = remembered.next(data, policy)
+        return data, batch, metrics | drawn
+
+    return remembered._replace(
+        init=init,
+        next=next,
+        env_steps_per_update=each,
+        prefill_env_steps=memory.num_prefills * each,
+        begin=begin,
+        refill=refill,
+    )
+
+
+def _memory(
+    config: Config,
+    shapes: Callable[[Any], Batch],
+    *,
+    algorithm: Algorithm,
+    num_envs: int,
+    num_steps: int,
+    num_shards: int,
+) -> Memory:
+    """Of one shard. `shapes` says, from the policy, what the batches look like that come into it."""
+    capacity, num_prefills = _check(config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards)
     num_updates, num_transitions = _asked(config)
     shape = (num_updates, config.batch_size // num_shards)
     length = num_transitions + 1  # the last row supplies the observation after the last transition
@@ -129,9 +217,19 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
     memory_of = jax.eval_shape(lambda: algorithm.carry(num_envs))
     remembers = bool(jax.tree.leaves(memory_of))
     stride = num_steps if remembers else 1  # from one row that a window may start with to the next
+    per_call = num_envs * num_steps * num_shards  # environment steps
 
-    def collect(data: Data, policy: Any) -> tuple[Data, Metrics]:
-        stepped, batch, metrics = steps.next(data.rollout, policy)
+    def init(key: Key, policy: Any) -> Data:
+        structs = jax.eval_shape(_rows, shapes(policy))
+        rows: Any = _ROWS if config.storage == "host" else "device"
+        ring = rings.init(structs, capacity=capacity, weighted=weighted, storage=rows)
+        zero = jnp.zeros((), jnp.float32)
+        priorities = Priorities(zero + 1.0, zero, jnp.zeros((), jnp.int32)) if weighted else ()
+        num_rollouts = capacity // num_steps
+        memory = jax.tree.map(lambda s: jnp.zeros((num_rollouts * num_envs, *s.shape[1:]), s.dtype), memory_of)
+        return Data((), ring, key, priorities, memory)
+
+    def add(data: Data, batch: Batch) -> Data:
         ring = rings.add(data.ring, _rows(batch))
         if isinstance(data.priorities, Priorities):
             at = rings.starts(ring, num_envs=num_envs, num_rows=num_steps, length=length)
@@ -141,46 +239,20 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         memory = jax.tree.map(
             lambda kept, new: jax.lax.dynamic_update_slice_in_dim(kept, new[0], where, 0), data.memory, batch.memory
         )
-        return data._replace(rollout=stepped, ring=ring, memory=memory), metrics
-
-    def begin(key: Key, policy: Any) -> tuple[Data, Metrics]:
-        rollout_key, sample_key = jax.random.split(key)
-        first = steps.init(rollout_key, policy)
-        structs = jax.eval_shape(lambda: _rows(steps.next(first, policy)[1]))
-        rows: Any = _ROWS if config.storage == "host" else "device"
-        ring = rings.init(structs, capacity=capacity, weighted=weighted, storage=rows)
-        zero = jnp.zeros((), jnp.float32)
-        priorities = Priorities(zero + 1.0, zero, jnp.zeros((), jnp.int32)) if weighted else ()
-        num_rollouts = capacity // num_steps
-        memory = jax.tree.map(lambda s: jnp.zeros((num_rollouts * num_envs, *s.shape[1:]), s.dtype), memory_of)
-        data = Data(first, ring, sample_key, priorities, memory)
-        counted = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(collect, data, policy)[1])
-
-        def fill(_: Any, carry: tuple[Data, Metrics]) -> tuple[Data, Metrics]:
-            data, metrics = collect(carry[0], policy)
-            return data, jax.tree.map(jnp.add, carry[1], metrics)
-
-        return jax.lax.fori_loop(0, num_prefills, fill, (data, counted))
-
-    def init(key: Key, policy: Any) -> Data:
-        return begin(key, policy)[0]
-
-    def refill(key: Key, policy: Any, num_calls: Any) -> Data:
-        data = init(key, policy)
-        if isinstance(data.priorities, Priorities):  # importance goes on where it was
-            data = data._replace(priorities=data.priorities._replace(calls=num_calls))
-        return data
+        return data._replace(ring=ring, memory=memory)
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
+        del policy
+        metrics: Metrics = {}
         key, draw_key = jax.random.split(data.key)
-        data, metrics = collect(data._replace(key=key), policy)
+        data = data._replace(key=key)
         item = rings.draw(data.ring, draw_key, num_envs=num_envs, shape=shape, length=length, stride=stride)
         weight, ids = jnp.ones(shape, jnp.float32), ()
         if isinstance(data.priorities, Priorities):
             num_items = rings.num_starts(data.ring, num_envs=num_envs, length=length, stride=stride).astype(jnp.float32)
             otherwise = Draws(item, jnp.broadcast_to(1.0 / num_items, shape))
             drawn = selectors.prioritised(_weights(data.ring), jax.random.fold_in(draw_key, _DRAW), otherwise=otherwise)
-            progress = data.priorities.calls.astype(jnp.float32) * (each * num_shards) / hp.importance_env_steps
+            progress = data.priorities.calls.astype(jnp.float32) * per_call / hp.importance_env_steps
             exponent = hp.importance_start + jnp.minimum(progress, 1.0) * (hp.importance_end - hp.importance_start)
             weight = selectors.importance(drawn, num_items, exponent)
             item, ids = drawn.item, drawn.item
@@ -204,14 +276,32 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         refused = jnp.sum(~told, dtype=jnp.float32)
         return data._replace(ring=ring, priorities=before._replace(highest=highest, refused=refused))
 
-    each = steps.env_steps_per_update
-    prefill = num_prefills * each
-    made = Source(
-        init, next, no_feedback, env_steps_per_update=each, prefill_env_steps=prefill, begin=begin, refill=refill
-    )
+    made = Source(init, next, feedback if weighted else no_feedback)
+    if weighted:
+        made = made._replace(finish=_normalised)
     if config.storage == "host":
         made = made._replace(places=_PLACES)
-    return made._replace(feedback=feedback, finish=_normalised) if weighted else made
+    again = lambda key, policy, num_calls: _called(init(key, policy), num_calls)  # noqa: E731
+    return Memory(add, made._replace(refill=again), num_prefills)
+
+
+def _called(data: Data, num_calls: Any) -> Data:
+    """Importance goes on where it was."""
+    if not isinstance(data.priorities, Priorities):
+        return data
+    return data._replace(priorities=data.priorities._replace(calls=num_calls))
+
+
+def _of_one_shard(batch: Batch, num_shards: int) -> Batch:
+    """Of the structs of a batch of all shards."""
+
+    def part(struct: Any, axis: int) -> Any:
+        shape = [*struct.shape]
+        shape[axis] //= num_shards
+        return jax.ShapeDtypeStruct(tuple(shape), struct.dtype)
+
+    trajectory = jax.tree.map(lambda x: part(x, 2), batch.trajectory)
+    return Batch(trajectory, *(jax.tree.map(lambda x: part(x, 1), tree) for tree in batch[1:]))
 
 
 def _weights(ring: Ring) -> Sums:

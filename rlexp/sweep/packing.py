@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from rlexp.config import Config, ConfigError, load_module
+from rlexp.config import Config, ConfigError
 from rlexp.overrides import override_key
 from rlexp.sameness import job_fingerprint, pack_key
-from rlexp.sources.base import is_host
+from rlexp.sources.base import is_host, stepping
 
 PackMode = Literal["auto", "off", "require"]
 PACKS = "packs"  # in the sweep's directory: what packs keep while they train
@@ -98,7 +98,7 @@ def apart(pack: Sequence[Job], num_processes: int, mode: PackMode) -> list[Seque
 def _on_the_host(job: Job) -> bool:
     """Whether environments or data are outside the compiled program. Nothing is built for it: JAX must not start before the
     hardware is chosen."""
-    return is_host(load_module(job.modules["algo.source"], "algo.source"))
+    return is_host(stepping(job.modules))
 
 
 def name(pack: Sequence[Job]) -> str:

@@ -2,6 +2,9 @@
 
     source.next() in Python · the batch goes to the devices · the compiled half learns from it
 
+Where the source has a memory, that is compiled too: the batch goes into it, each logical shard's part into its own, and what is
+drawn from there is learnt from.
+
 The learning is spread over the mesh as ever, and the evaluation too where its environments are compiled. A policy acts on one
 device, or where the source asks for devices of its own on those behind the mesh. So what environments of the host do does not
 depend on how many devices there are, and the logical shards are what the update makes of the batch. A data set is not acted in:
@@ -12,7 +15,7 @@ devices.
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +27,22 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.experiment import Experiment
-from rlexp.sources.base import Place, no_feedback
+from rlexp.sources.base import HostSource, Memory, Place, no_feedback
 from rlexp.sources.rollout import clip_action
 from rlexp.training.evaluate import Episodes
 from rlexp.training.evaluation import Play, evaluation
-from rlexp.training.layout import Layout, run_shardings
-from rlexp.training.parts import Program, Run, Traced, evaluation_key, learn_from, member_data, refill_key, train_keys
+from rlexp.training.layout import Layout, collect, feed_back, init_shards, remember, run_shardings
+from rlexp.training.parts import (
+    MEMORY,
+    Program,
+    Run,
+    Traced,
+    evaluation_key,
+    learn_from,
+    member_data,
+    refill_key,
+    train_keys,
+)
 from rlexp.types import Batch, Key, Metrics, PyTree, Settings, TimeStep, Trajectory
 
 
@@ -70,30 +83,67 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         state_key, data_key = train_keys(seed)
         return algorithm.init(state_key, hp), data_key
 
-    def learn_one(state: PyTree, batch: Batch, collected: Metrics, total: Metrics) -> Any:
+    def memory_of(settings: Settings) -> Memory | None:
+        """With its settings as data of the program."""
+        return lead.source_of(settings).memory
+
+    def put_in(kept: PyTree, settings: Settings, batch: Batch) -> PyTree:
+        memory = memory_of(settings)
+        return kept if memory is None else remember(layout, memory)(kept, batch)
+
+    def draw(kept: PyTree, settings: Settings, batch: Batch) -> tuple[PyTree, Batch, Metrics]:
+        """What is learnt from, of a batch that has come."""
+        memory = memory_of(settings)
+        if memory is None:
+            return kept, batch, {}
+        with jax.named_scope("replay"):
+            return collect(layout, memory.source)(put_in(kept, settings, batch), ())
+
+    def learn_one(
+        state: PyTree, kept: PyTree, settings: Settings, batch: Batch, collected: Metrics, total: Metrics
+    ) -> Any:
+        kept, batch, drawn = draw(kept, settings, batch)
         state, updates = learn_from(lead, state, batch)
-        found = collected | jax.tree.map(jnp.sum, updates.metrics)
+        memory = memory_of(settings)
+        if memory is not None and updates.priority is not None and memory.source.feedback is not no_feedback:
+            kept = feed_back(layout, memory.source)(kept, batch.ids, updates.priority)
+        found = collected | drawn | jax.tree.map(jnp.sum, updates.metrics)
         told = None if source.feedback is no_feedback else updates.priority
-        return state, jax.tree.map(jnp.add, total, found), told
+        return state, kept, jax.tree.map(jnp.add, total, found), told
+
+    def empty(key: Key, settings: Settings, num_calls: Any) -> PyTree:
+        """The memory of all shards with nothing in it, after so many updates; () of a source that has none."""
+        memory = memory_of(settings)
+        if memory is None or memory.source.refill is None:
+            return ()
+        refill = memory.source.refill
+        again = memory.source._replace(init=lambda key, policy: refill(key, policy, num_calls))
+        return init_shards(layout, again)(jax.random.fold_in(key, MEMORY), policy)
 
     def policy_of(state: PyTree, explore: bool) -> PyTree:
         return algorithm.policy(state, explore)
 
     # What everything looks like. Of a Run each leaf has the members in front, of which there is one.
     seeds, hp, settings = member_data(experiments)
-    state, _ = jax.eval_shape(init_one, seeds[0], _first(hp))
+    state, key = jax.eval_shape(init_one, seeds[0], _first(hp))
     policy = jax.eval_shape(lambda s: policy_of(s, True), state)
     data, batch, collected = source.shapes(policy)
-    updates = jax.eval_shape(lambda s, b: learn_from(lead, s, b)[1], state, batch)
-    total = collected | {name: jax.tree.map(_scalar, x) for name, x in updates.metrics.items()}
+    kept = jax.eval_shape(empty, key, _first(settings), np.int32(0))
+    _, drawn_from, drawn = jax.eval_shape(draw, kept, _first(settings), batch)
+    updates = jax.eval_shape(lambda s, b: learn_from(lead, s, b)[1], state, drawn_from)
+    total = collected | drawn | {name: jax.tree.map(_scalar, x) for name, x in updates.metrics.items()}
+    places: PyTree = Place.REPLICATED
+    if source.memory is not None:
+        data, places = Remembered(data, kept), Remembered(Place.REPLICATED, source.memory.source.places)
     shapes = Run(
         *(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *np.shape(x)), x.dtype), t) for t in (state, data, settings))
     )
     shapes = shapes._replace(settings=settings)
-    shardings = run_shardings(layout, shapes, Place.REPLICATED)
+    shardings = run_shardings(layout, shapes, places)
     abstract_run = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
     )
+    abstract_kept, kept_shardings = _kept(abstract_run.data), _kept(shardings.data)
     environments = P(None, None, "data"), P(None, "data")  # of a row, of a sample
     rows, samples = (NamedSharding(mesh, spec) for spec in environments)
     batch_shardings = Batch(
@@ -102,19 +152,21 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     )
 
     def lower_learn() -> jax.stages.Lowered:
-        def learn_all(state: PyTree, *others: Any) -> Any:
-            state, total, told = learn_one(_first(state), *others)
-            return _alone(state), total, told
+        def learn_all(state: PyTree, kept: PyTree, settings: Settings, *others: Any) -> Any:
+            state, kept, total, told = learn_one(_first(state), _first(kept), _first(settings), *others)
+            return _alone(state), _alone(kept), total, told
 
         learn = jax.jit(
-            learn_all, donate_argnums=(0, 3), out_shardings=(shardings.state, layout.replicated, layout.replicated)
+            learn_all,
+            donate_argnums=(0, 1, 5),
+            out_shardings=(shardings.state, kept_shardings, layout.replicated, layout.replicated),
         )
         placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, batch_shardings)
         everywhere = (
             jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.replicated), tree)
             for tree in (collected, total)
         )
-        return learn.lower(abstract_run.state, placed, *everywhere)
+        return learn.lower(abstract_run.state, abstract_kept, abstract_run.settings, placed, *everywhere)
 
     @functools.cache
     def compiled() -> jax.stages.Compiled:
@@ -142,14 +194,39 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     init_state = jax.jit(lambda *args: _alone(init_one(*args)), out_shardings=(shardings.state, layout.replicated))
     # Taken out on the mesh, where the state lies, and brought to the device that acts.
     explorer = jax.jit(lambda state: policy_of(_first(state), True))
+    # A memory is filled before the first update.
+    begin_memory = jax.jit(
+        lambda key, settings, num_calls: _alone(empty(key, _first(settings), num_calls)), out_shardings=kept_shardings
+    )
+    add = jax.jit(
+        lambda kept, settings, batch: _alone(put_in(_first(kept), _first(settings), batch)),
+        donate_argnums=0,
+        out_shardings=kept_shardings,
+    )
     judged = jax.jit(lambda state: policy_of(_first(state), config.eval.mode != "greedy"))
 
     def of(members: Sequence[Experiment]) -> Traced:
         member = members[0]
         seeds, hp, settings = member_data(members)
 
-        def place(data: PyTree) -> PyTree:
-            return everywhere(_alone(data))
+        def place(data: PyTree, kept: PyTree) -> PyTree:
+            placed = everywhere(_alone(data))
+            return placed if source.memory is None else Remembered(placed, kept)
+
+        def filled(
+            source: HostSource, data: PyTree, key: Key, policy: PyTree, num_calls: int
+        ) -> tuple[PyTree, Metrics]:
+            """Of a source that has begun: with as much in the memory as the next update wants, and what was counted meanwhile."""
+            if source.memory is None:
+                return place(data, ()), {}
+            traced, counted = settings_now(), list[Metrics]()
+            kept = begin_memory(jax.device_put(key, layout.replicated), traced, np.int32(num_calls))
+            for _ in range(source.memory.num_prefills):
+                data, batch, collected = source.next(data, policy)
+                kept = add(kept, traced, put(batch))
+                counted.append(collected)
+            total = jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype)[None], *counted) if counted else {}
+            return place(data, kept), total
 
         def compile_all() -> Program:
             began = time.perf_counter()
@@ -162,24 +239,24 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             def begin() -> tuple[Run, Metrics]:
                 state, key = init_state(seeds[0], _first(hp))
-                return Run(
-                    state, place(source.init(jax.device_put(_here(key)[0], actor), acting(state))), settings_now()
-                ), {}
+                key, policy = jax.device_put(_here(key)[0], actor), acting(state)
+                data, counted = filled(source, source.init(key, policy), key, policy, 0)
+                return Run(state, data, settings_now()), counted
 
             def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
-                state, data = run.state, jax.device_put(_first(_here(run.data)), actor)
+                state, kept = run.state, _kept(run.data)
+                data = jax.device_put(_first(_here(_stepped(run.data))), actor)
                 sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
                 for _ in range(num_updates):
                     data, batch, collected = source.next(data, acting(state))
                     batch, ids = put(batch), batch.ids
                     collected = everywhere(collected)
                     jax.block_until_ready(sums)  # of the update before: no more than one batch waits on the devices
-                    state, sums, told = learn(state, batch, collected, sums)
+                    state, kept, sums, told = learn(state, kept, run.settings, batch, collected, sums)
                     if told is not None:
                         data = source.feedback(data, ids, np.asarray(told))
-                return Run(state, place(data), run.settings), _alone(
-                    jax.tree.map(np.asarray, jax.block_until_ready(sums))
-                )
+                sums = _alone(jax.tree.map(np.asarray, jax.block_until_ready(sums)))
+                return Run(state, place(data, kept), run.settings), sums
 
             def close() -> None:
                 source.close()
@@ -212,15 +289,31 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             return play, own.close
 
         def refill(run: Run, update: int) -> Run:
-            source, key = member.source_of(member.settings), refill_key(seeds[0], update)
+            source, policy = member.source_of(member.settings), jax.device_put(explorer(run.state), actor)
+            key = jax.device_put(refill_key(seeds[0], update), actor)
             assert source.refill is not None
-            data = source.refill(jax.device_put(key, actor), jax.device_put(explorer(run.state), actor), update)
+            data, _ = filled(source, source.refill(key, policy, update), key, policy, update)
             source.close()  # what trains opens its own
-            return run._replace(data=place(data))
+            return run._replace(data=data)
 
         return Traced(abstract_run, settings_now, compile_all, lambda: player()[0], lower_learn, refill, of)
 
     return of(experiments)
+
+
+class Remembered(NamedTuple):
+    """What stands in `Run.data` of a source with a memory."""
+
+    source: PyTree  # what the source keeps for a checkpoint, the same on all devices
+    memory: PyTree  # the memory's, of each logical shard
+
+
+def _stepped(data: PyTree) -> PyTree:
+    return data.source if isinstance(data, Remembered) else data
+
+
+def _kept(data: PyTree) -> PyTree:
+    return data.memory if isinstance(data, Remembered) else ()
 
 
 class Player:

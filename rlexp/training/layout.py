@@ -15,7 +15,7 @@ from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.machine import hardware
 from rlexp.machine.hardware import ParamRule
-from rlexp.sources.base import Place, Source
+from rlexp.sources.base import Memory, Place, Source
 from rlexp.training import param_rules
 from rlexp.types import Batch, Metrics, PyTree, Trajectory
 
@@ -143,6 +143,33 @@ def collect(layout: Layout, source: Source) -> Callable:
     return run
 
 
+def remember(layout: Layout, memory: Memory) -> Callable:
+    """(data, batch of all shards) -> data: each shard adds its own environments' rows, on the device that has it."""
+    places = memory.source.places
+
+    def local(data: PyTree, batch: Batch) -> PyTree:
+        num_shards = jax.tree.leaves(_parted(places, data)[0])[0].shape[0]
+        trajectory = jax.tree.map(lambda x: _split(x, num_shards, 2), batch.trajectory)
+        parts = Batch(trajectory, *(jax.tree.map(lambda x: _split(x, num_shards), tree) for tree in batch[1:]))
+        return shard_by_shard(places, lambda *shard: (memory.add(*shard),), data, parts)[0]
+
+    def run(data: PyTree, batch: Batch) -> PyTree:
+        if layout.mesh.shape["data"] == 1 or layout.members_on_data:
+            return local(data, batch)
+        specs, samples, rows = _specs(places, data), P(None, "data"), P(None, None, "data")
+        of_batch: Any = Batch(rows, weight=samples, ids=samples, memory=samples)  # type: ignore[arg-type]
+        return jax.shard_map(
+            local,
+            mesh=layout.mesh,
+            in_specs=(specs, of_batch),
+            out_specs=specs,
+            axis_names={"data"},
+            check_vma=False,
+        )(data, batch)
+
+    return run
+
+
 def feed_back(layout: Layout, source: Source) -> Callable:
     """(data, ids, priority [U, B]) -> data: each shard hears of its own samples, on the device that has it."""
 
@@ -234,6 +261,6 @@ def _merge(x: jax.Array, axis: int) -> jax.Array:
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
-def _split(x: jax.Array, num_shards: int) -> jax.Array:
-    """[U, S * b, ...] -> [S, U, b, ...]: what `collect` put together."""
-    return jax.numpy.moveaxis(x.reshape(x.shape[0], num_shards, -1, *x.shape[2:]), 1, 0)
+def _split(x: jax.Array, num_shards: int, axis: int = 1) -> jax.Array:
+    """[..., S * b, ...] -> [S, ..., b, ...]: what `collect` put together."""
+    return jax.numpy.moveaxis(x.reshape(*x.shape[:axis], num_shards, -1, *x.shape[axis + 1 :]), axis, 0)

@@ -27,9 +27,13 @@ def check(experiment: Experiment, mesh: Mesh) -> None:
         state = jax.eval_shape(experiment.algorithm.init, key, hp)
         policy = jax.eval_shape(lambda s: experiment.algorithm.policy(s, True), state)
         places: Any = Place.SHARD
+        shards = 1 if experiment.on_host else experiment.num_shards
         if experiment.on_host:
             data, batch, _ = source.shapes(policy)
             episode = env.spec.observation
+            if source.memory is not None:
+                data = jax.eval_shape(source.memory.source.init, key, policy)
+                places, shards = source.memory.source.places, experiment.num_shards
         else:
             data, places = jax.eval_shape(source.init, key, policy), source.places
             _, batch, _ = jax.eval_shape(source.next, data, policy)
@@ -39,11 +43,10 @@ def check(experiment: Experiment, mesh: Mesh) -> None:
     one_memory = mesh.devices.flat[0].platform == "cpu"
     if one_memory:  # the host's is the device's
         places = Place.SHARD
-    shards = 1 if experiment.on_host else experiment.num_shards
     parts = {
         "network: parameters and optimiser": _size(state),
         "algo: environments and replay memory": _size(_on_device(data, places)) * shards,
-        "algo.num_envs, algo.num_steps: a batch": _size(batch) * shards,
+        "algo.num_envs, algo.num_steps: a batch": _size(batch) * (1 if experiment.on_host else shards),
         "env, algo.source: what all members share": _size(jax.eval_shape(lambda shared: shared, experiment.shared)),
         "eval.num_episodes: environments of an evaluation": _size(episode) * config.eval.num_episodes,
     }

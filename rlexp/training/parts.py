@@ -56,7 +56,7 @@ class Traced(NamedTuple):
 FORGOTTEN = "the environments run on the host, and their own state is not kept: they begin new episodes"
 
 # Streams of a seed: a new one never reshuffles the others.
-TRAIN, EVALUATE, BETWEEN, REFILL = 0, 1, 2, 3
+TRAIN, EVALUATE, BETWEEN, REFILL, MEMORY = 0, 1, 2, 3, 4
 
 
 def train_keys(seed: Any) -> tuple[Key, Key]:

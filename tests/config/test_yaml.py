@@ -35,6 +35,7 @@ ADDED_LATER += ("comment", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu", "mem_
 ADDED_LATER += ("subnetwork", "service_account", "labels", "tags", "internal_ips", "slice_failures", "wait_hours")
 ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several", "num_updates", "sequence_length")
 ADDED_LATER += ("replay", "storage", "selector", "hp", "priority_exponent", "priority_floor")  # of a replay
+ADDED_LATER += ("inner",)  # of a replay over another source
 ADDED_LATER += ("duelling", "value", "num_atoms", "value_min", "value_max")  # of DQN
 ADDED_LATER += ("importance_start", "importance_end", "importance_env_steps")
 ADDED_LATER += ("record", "path", "num_episodes", "mode", "format")  # of run=record
@@ -55,6 +56,9 @@ NEEDS = {
     "source=replay": ["algo=dqn"],
     "source=replay_50k": ["algo=sac"],
     "source=replay_sequences": ["algo=r2d2"],
+    "replay=default": ["algo=dqn"],
+    "replay=50k": ["algo=sac"],
+    "replay=sequences": ["algo=r2d2"],
     "source=host": ["env=gymnasium/cartpole"],
     "source=actors": ["env=gymnasium/cartpole"],
     "source=inference": ["env=gymnasium/cartpole"],

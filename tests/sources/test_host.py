@@ -333,7 +333,10 @@ def test_a_plan_is_of_the_learning():
     [
         ("env=gymnasium/cartpole source=rollout", r"rollout steps compiled .* runs on the host; expected source=host"),
         ("source=host", r"host steps environments of the host, and CartPole-v1 of rlexp\.envs\.gymnax is compiled"),
-        ("env=gymnasium/cartpole algo=dqn", r"algo\.source: dqn learns from samples of a memory"),
+        (
+            "env=gymnasium/cartpole algo=dqn source=replay",
+            r"replay steps compiled .* runs on the host; expected source=host",
+        ),
         ("source=replay", r"algo\.source\.num_updates: "),
         ("source=hots", r'source=hots: there is no such option; did you mean "host"\?'),
     ],
