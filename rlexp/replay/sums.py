@@ -1,12 +1,12 @@
 """Exact sums of blocks: draws in proportion to weights, and new weights, at a cost that hardly grows with their number.
 
-The weights lie in blocks of 32, the sums of these in blocks of 32 again, and so on up to one block. A draw picks an entry of
-the top block, then one of the block below it, down to a weight; Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1, draw
-so from a tree of two branches. A new weight has the sums above it computed anew from what is below: nothing is ever added to a
+The weights lie in blocks of 32, the sums of these in blocks of 32 again, and so on up to at most 2,048 sums. A draw picks one
+of those, then an entry of the block below it, down to a weight; Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1, draw so
+from a tree of two branches. A new weight has the sums above it computed anew from what is below: nothing is ever added to a
 sum or taken from it, so nothing drifts. Each level draws a random number of its own: one number of 23 bits for all of them
 could not reach each of 10^7 weights.
 
-An entry that is zero is never picked: rounding can move a boundary between two entries, but only positive ones are looked at.
+An entry that is zero is never picked: cumulated sums never fall, and the one that is picked is where they rise.
 """
 
 import math
@@ -21,6 +21,8 @@ from rlexp.types import Key
 
 # Entries of a block. Of 8 to 256, with 10^4 to 10^7 weights on two cores, 32 was the best or near it.
 WIDTH = 32
+# Entries at the top, whose sums are cumulated once for all draws.
+TOP = 2_048
 
 
 class Sums(NamedTuple):
@@ -44,7 +46,7 @@ class Sums(NamedTuple):
 def init(num: int) -> Sums:
     """`num` weights of 0."""
     sizes = [num]
-    while sizes[-1] > WIDTH:
+    while sizes[-1] > TOP:
         sizes[-1] = math.ceil(sizes[-1] / WIDTH) * WIDTH
         sizes.append(sizes[-1] // WIDTH)
     return Sums(tuple(jnp.zeros((size,), jnp.float32) for size in sizes))
@@ -80,10 +82,11 @@ def draw(sums: Sums, key: Key, *, shape: tuple[int, ...]) -> Int[Array, "..."]:
     """
     num = math.prod(shape)
     u = jax.random.uniform(key, (len(sums.levels), num))
-    index = _pick(jnp.broadcast_to(sums.levels[-1], (num, sums.levels[-1].size)), u[-1])
+    index = _search(sums.levels[-1], u[-1])
     for i in reversed(range(len(sums.levels) - 1)):
         blocks = sums.levels[i].reshape(-1, WIDTH).at[index].get(mode="clip")
-        index = index * WIDTH + _pick(blocks, u[i])
+        # Without the barrier XLA would pick anew, at this level and those above it, for each column of the blocks.
+        index = index * WIDTH + _pick(jax.lax.optimization_barrier(blocks), u[i])
     return index.reshape(shape)
 
 
@@ -107,14 +110,22 @@ def update(
     return Sums(tuple(levels))
 
 
+def _search(weights: Float[Array, " W"], u: Float[Array, " N"]) -> Int[Array, " N"]:
+    """For each of u an entry, in proportion: the first one whose cumulated sum is beyond u times the total."""
+    # Some devices sum in an order of their own, and rounding then lets a sum fall.
+    cumulated = jax.lax.cummax(jnp.where(weights > 0.0, jnp.cumsum(weights), 0.0))
+    beyond = jnp.searchsorted(cumulated, u * cumulated[-1], side="right")
+    return jnp.minimum(beyond, jnp.searchsorted(cumulated, cumulated[-1]))  # where rounding leaves none beyond
+
+
 def _pick(blocks: Float[Array, "N W"], u: Float[Array, " N"]) -> Int[Array, " N"]:
-    """An entry of each block, in proportion: the first positive one whose cumulated sum is beyond u times the block's."""
-    width = blocks.shape[1]
-    # A product with a triangle: XLA's own cumulated sum takes up to four times as long on CPUs.
-    cumulated = jnp.dot(blocks, jnp.triu(jnp.ones((width, width), blocks.dtype)), precision=jax.lax.Precision.HIGHEST)
-    # The first and the last by plain minima and maxima, which cost half of what argmax does.
-    place, positive = jnp.arange(width, dtype=jnp.int32), blocks > 0.0
-    beyond = positive & (cumulated > (u * cumulated[:, -1])[:, None])
-    first = jnp.min(jnp.where(beyond, place, jnp.int32(width)), axis=1)
-    last = jnp.max(jnp.where(positive, place, 0), axis=1)  # where rounding leaves none beyond
-    return jnp.where(first < width, first, last)
+    """The same, of each block: how many cumulated sums are not beyond."""
+    total, cumulated = jnp.zeros_like(u), []
+    for column in blocks.T:  # in turn, so that no sum falls; XLA's own cumulated sum takes five times as long on CPUs
+        total = total + column
+        cumulated.append(total)
+    target = u * total
+    index = jnp.zeros(u.shape, jnp.int32)
+    for x in cumulated:
+        index += ((x <= target) & (x < total)).astype(jnp.int32)
+    return index

@@ -9,15 +9,15 @@ from scipy import stats
 from rlexp.replay import sums
 
 draw, update = jax.jit(sums.draw, static_argnames="shape"), jax.jit(sums.update)
-SIZES = [1, 31, 32, 33, 1_000, 40_000]  # one block, one and a bit, two and four levels
+SIZES = [1, 31, 2_048, 2_049, 40_000, 70_000]  # one level, two, three
 
 
 def rebuilt(weights: np.ndarray) -> list[np.ndarray]:
     """All levels by float64 sums of the weights themselves."""
     levels = [weights.astype(np.float64)]
-    while levels[-1].size > sums.WIDTH:
+    while levels[-1].size > sums.TOP:
         levels.append(levels[-1].reshape(-1, sums.WIDTH).sum(1))
-        if levels[-1].size > sums.WIDTH:
+        if levels[-1].size > sums.TOP:
             levels[-1] = np.pad(levels[-1], (0, -levels[-1].size % sums.WIDTH))
     return levels
 
@@ -38,13 +38,13 @@ def test_sums_of_given_weights(num):
     np.testing.assert_allclose(found.total, weights.sum(dtype=np.float64), rtol=1e-6)
 
 
-@pytest.mark.parametrize("num", [20, 1_000, 3_000])
-def test_draws_follow_the_weights(num):
-    """Chi-squared over all weights, fixed key, 100 draws each on average; every tenth weight is 0."""
+@pytest.mark.parametrize(("num", "each"), [(20, 100), (3_000, 100), (70_000, 20)])
+def test_draws_follow_the_weights(num, each):
+    """Chi-squared over all weights, fixed key, `each` draws of one on average; every tenth weight is 0."""
     weights = np.random.default_rng(1).exponential(size=num).astype(np.float32) + np.float32(0.1)
     weights[::10] = 0.0
-    drawn = draw(sums.of(weights), jax.random.key(0), shape=(num, 100))
-    assert drawn.shape == (num, 100)
+    drawn = draw(sums.of(weights), jax.random.key(0), shape=(num, each))
+    assert drawn.shape == (num, each)
     counts = np.bincount(np.asarray(drawn).ravel(), minlength=num)
     assert counts.size == num and counts[::10].sum() == 0
     some = weights > 0
@@ -63,18 +63,20 @@ def test_two_draws_at_once_are_independent():
 
 
 def test_a_weight_of_zero_is_not_drawn_however_a_backend_rounds(monkeypatch):
-    """Each cumulated sum is off by up to a thousandth in a way of its own, so that they need not even ascend."""
+    """At the top each cumulated sum is off by up to a thousandth in a way of its own, so that they need not even ascend."""
     random = np.random.default_rng(3)
-    blocks = np.where(random.uniform(size=(4_000, sums.WIDTH)) < 0.7, 0.0, random.exponential(size=(4_000, sums.WIDTH)))
-    blocks[:, 5] = 1.0  # none is without a weight
-    blocks = blocks.astype(np.float32)
-    u = np.concatenate([random.uniform(size=3_000), 1 - 2.0 ** -random.integers(10, 25, 1_000)]).astype(np.float32)
+    weights = np.where(random.uniform(size=1_000) < 0.7, 0.0, random.exponential(size=1_000)).astype(np.float32)
+    weights[990:] = 0.0
+    nearly_one = 1 - 2.0 ** -random.integers(10, 26, 1_000)
+    u = np.concatenate([random.uniform(size=3_000), nearly_one]).astype(np.float32)
 
-    def dot(blocks, triangle, precision):
-        off = random.uniform(1 - 1e-3, 1 + 1e-3, blocks.shape)
-        return jnp.asarray(np.cumsum(blocks, axis=1) * off, jnp.float32)
+    def cumsum(weights):
+        return jnp.asarray(np.cumsum(weights) * random.uniform(1 - 1e-3, 1 + 1e-3, weights.shape), jnp.float32)
 
-    monkeypatch.setattr(sums.jnp, "dot", dot)
+    monkeypatch.setattr(sums.jnp, "cumsum", cumsum)
+    assert (weights[np.asarray(sums._search(jnp.asarray(weights), jnp.asarray(u)))] > 0).all()
+    blocks = np.resize(weights, (4_000, sums.WIDTH))
+    blocks[:, 5] += 1.0  # none is without a weight
     picked = np.asarray(sums._pick(jnp.asarray(blocks), jnp.asarray(u)))
     assert (np.take_along_axis(blocks, picked[:, None], axis=1) > 0).all()
 
@@ -90,7 +92,7 @@ def test_each_of_many_equal_weights_can_be_drawn():
 
 def test_a_hundred_thousand_random_updates_leave_no_drift():
     """Of weights over twelve orders of magnitude: a float32 tree that adds differences is wrong by then, and never 0 again."""
-    num = 5_000
+    num = 70_000
 
     def body(i, carry):
         found, drawn_zeros = carry
@@ -112,7 +114,7 @@ def test_a_hundred_thousand_random_updates_leave_no_drift():
 
 
 def test_the_highest_of_several_weights_for_one_index_counts():
-    found = update(sums.of(np.full(40, 9.0)), jnp.array([3, 35, 3, 3]), jnp.array([1.0, 2.0, 4.0, 3.0]))
+    found = update(sums.of(np.full(3_000, 9.0)), jnp.array([3, 35, 3, 3]), jnp.array([1.0, 2.0, 4.0, 3.0]))
     assert found.weights[3] == 4.0 and found.weights[35] == 2.0
     check_levels(found)
 
@@ -121,14 +123,14 @@ def test_the_highest_of_several_weights_for_one_index_counts():
 def test_what_is_no_weight_is_refused(wrong):
     with pytest.raises(ValueError, match=r"weight 2: .* is not allowed; expected a finite number of at least 0"):
         sums.of(np.array([1.0, 0.0, wrong]))
-    before = sums.of(np.arange(40.0))
+    before = sums.of(np.arange(3_000.0))
     after = update(before, jnp.array([7, 8, 7]), jnp.array([wrong, 1.0, wrong]))
     assert after.weights[7] == 7.0 and after.weights[8] == 1.0
     check_levels(after)
 
 
 def test_only_what_is_asked_for_is_written():
-    before = sums.of(np.arange(40.0))
+    before = sums.of(np.arange(3_000.0))
     after = update(before, jnp.array([7, 39]), jnp.array([0.5, 0.5]), jnp.array([False, True]))
     assert after.weights[7] == 7.0 and after.weights[39] == 0.5
     check_levels(after)
