@@ -10,7 +10,14 @@ from rlexp.config import load_module, parse
 
 CONF = Path(__file__).parents[1] / "conf" / "env"
 # Suites that need not be installed, and one environment of each that is made quickly.
-SUITES = {"pgx": "2048"}
+SUITES = {
+    "brax": "inverted_pendulum",
+    "craftax": "classic",
+    "jumanji": "snake",
+    "navix": "empty_5x5",
+    "pgx": "2048",
+    "xminigrid": "empty_6x6",
+}
 PACKAGES = {"playground": "mujoco_playground"}  # what is imported, where it is not named as the suite
 
 

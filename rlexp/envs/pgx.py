@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlexp.config import ConfigError, Count, Host, schema
 from rlexp.envs.base import Env, Tally, Transition
-from rlexp.envs.suites import adapt, imported, known, made
+from rlexp.envs.suites import adapt, imported, known, made, remembered
 from rlexp.types import Discrete
 
 ALONE = (
@@ -39,6 +39,7 @@ class Config:
     """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
 
 
+@remembered
 def make(config: Config) -> Env:
     """The game `config.id`.
 

@@ -8,7 +8,9 @@ What becomes of observations: bool and uint8 stay what they are, an image for on
 """
 
 import contextlib
+import functools
 import importlib
+import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -20,19 +22,53 @@ from rlexp.config import ConfigError, nearest
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
 
+_REMEMBERED = 8  # environments; some hold a model of physics
+
+
+@contextlib.contextmanager
+def _traced() -> Iterator[None]:
+    """Traces a suite's own code: types mix as they like, and warnings are for its authors."""
+    with jax.numpy_dtype_promotion("standard"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
 
 @contextlib.contextmanager
 def foreign() -> Iterator[None]:
-    """Runs a suite's own code: types mix as they like, warnings are its authors', and arrays that it makes are no tracers."""
-    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    """Runs a suite's own code, which may print as it likes too. Arrays that it makes are no tracers."""
+    quiet = io.StringIO()
+    with (
+        jax.ensure_compile_time_eval(),
+        _traced(),
+        contextlib.redirect_stdout(quiet),
+        contextlib.redirect_stderr(quiet),
+    ):
         yield
+
+
+def remembered(make: Callable[[Any], Env]) -> Callable[[Any], Env]:
+    """The `make` of an adapter, which gives for an equal configuration what it gave before.
+
+    A program asks several times for its environment, and to trace a step of physics takes seconds.
+    """
+    given: dict[str, Env] = {}
+
+    @functools.wraps(make)
+    def ask(config: Any) -> Env:
+        if (key := repr(config)) not in given:
+            if len(given) == _REMEMBERED:
+                del given[next(iter(given))]
+            given[key] = make(config)
+        return given[key]
+
+    return ask
 
 
 def imported(name: str, *, extra: str) -> Any:
     """A module of a suite. Raises ConfigError, which names the extra that brings it."""
     with foreign():
         try:
+            importlib.import_module(name.partition(".")[0])
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise ConfigError(
@@ -79,12 +115,12 @@ def adapt(
     """
 
     def begin(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
-        with jax.numpy_dtype_promotion("standard"):
+        with _traced():
             state, obs = reset(jax.random.key_data(key))
             return _as(state, types), _observed(obs)
 
     def go_on(key: Key, state: PyTree, action: Any, params: PyTree) -> Transition:
-        with jax.numpy_dtype_promotion("standard"):
+        with _traced():
             own = jax.tree.map(lambda x: x, state)  # some suites write into the dicts of the state that they are given
             out = step(jax.random.key_data(key), own, action)
             told = {k: x for k, x in dict(out.info or {}).items() if jnp.ndim(x) == 0}
@@ -95,7 +131,7 @@ def adapt(
         return state, _observed(obs), step(jax.random.key_data(key), jax.tree.map(lambda x: x, state), action)
 
     spec = EnvSpec(name, (), action, max_episode_steps)
-    with jax.numpy_dtype_promotion("standard"):
+    with _traced():
         state, observation, out = jax.eval_shape(once, jax.random.key(0), action_struct(spec))
         # A state that begins with the integer 0 and goes on with fractions is one of fractions from the start.
         types = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), state, out.state)

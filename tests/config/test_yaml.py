@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from suites import SUITES
 from support import build
 
 from rlexp import compose
@@ -52,7 +53,7 @@ NEEDS = {
     "env=gymnax_class": ["env.name=a:B"],
     "env=gymnasium": ["env.id=CartPole-v1"],
     "env=envpool": ["env.id=CartPole-v1"],
-    "env=pgx": ["env.id=2048"],
+    **{f"env={suite}": ["env.id=x"] for suite in SUITES},
     "source=replay": ["algo=dqn"],
     "source=replay_50k": ["algo=sac"],
     "source=replay_sequences": ["algo=r2d2"],

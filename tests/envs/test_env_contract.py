@@ -56,7 +56,8 @@ def another(env: Env, action: jax.Array) -> jax.Array:
 
 
 def described(tree, num_leading: int = 0):
-    return jax.tree.map(lambda x: (x.shape[num_leading:], x.dtype), tree)
+    leaves, structure = jax.tree.flatten(tree)
+    return [(x.shape[num_leading:], x.dtype) for x in leaves], structure
 
 
 def observed(observation) -> str:
@@ -102,7 +103,9 @@ QUICK = ("breakout", "cartpole", "catch", "four_rooms", "memory_chain", "mnist_b
 
 
 def is_run(option: str) -> bool:
-    return is_quick(option) and (not option.startswith("gymnax/") or option.removeprefix("gymnax/") in QUICK)
+    if option.startswith("gymnax/"):
+        return option.removeprefix("gymnax/") in QUICK
+    return is_quick(option) and option != "craftax/classic"  # which compiles for 10 s
 
 
 @pytest.mark.parametrize("option", [pytest.param(o, marks=() if is_run(o) else pytest.mark.slow) for o in OPTIONS])

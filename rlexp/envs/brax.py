@@ -1,0 +1,63 @@
+"""brax's own physics tasks, such as Ant and Humanoid. github.com/google/brax
+
+brax's wrappers reset to the first state that an environment ever had; here every episode begins with a reset of its own.
+Only the task ends an episode; the limit, 1,000 steps in brax's own training, truncates.
+"""
+
+from typing import Any
+
+import jax
+
+from rlexp.config import Count, Host, schema
+from rlexp.envs.base import Env, Tally, Transition
+from rlexp.envs.suites import adapt, foreign, imported, known, made, remembered
+from rlexp.types import Continuous
+
+_LIMIT = 1000  # steps, as brax.envs.create has it
+
+
+@schema
+class Config:
+    """One of brax's tasks."""
+
+    module: Host[str]
+    id: str
+    """brax's name, such as ant."""
+    max_episode_steps: Count | None
+    """Steps after which an episode is truncated; null takes 1000."""
+    kwargs: dict[str, Any]
+    """What else the task is made with, such as {backend: spring}: generalized, mjx, positional or spring."""
+    info: dict[str, Tally]
+    """What of an episode is logged of one of the task's metrics: last (the default), mean, max, sum."""
+    resets: Count | None = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+
+
+@remembered
+def make(config: Config) -> Env:
+    """The task `config.id`. Raises ConfigError: brax is not installed, has no such task, or cannot make it so."""
+    brax = imported("brax.envs", extra="brax")
+    known("brax", config.id, set(vars(brax)["_envs"]) - {"fast"})  # fast is for brax's own tests
+    # MuJoCo, which reads the models, would write its warnings into a file where the user stands.
+    imported("mujoco", extra="brax").set_mju_user_warning(lambda text: None)
+    task = made(config.id, lambda: brax.get_environment(config.id, **config.kwargs))
+    with foreign():
+        size = int(task.action_size)
+
+    def reset(key: jax.Array) -> tuple[Any, Any]:
+        state = task.reset(key)
+        return state, state.obs
+
+    def step(key: jax.Array, state: Any, action: Any) -> Transition:
+        state = task.step(state, action)
+        return Transition(state, state.obs, state.reward, state.done > 0, info=state.metrics)
+
+    return adapt(
+        config.id,
+        reset,
+        step,
+        action=Continuous((size,), -1.0, 1.0),
+        max_episode_steps=config.max_episode_steps or _LIMIT,
+        info=config.info,
+        resets=config.resets,
+    )

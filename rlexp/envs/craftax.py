@@ -1,0 +1,70 @@
+"""Craftax and Craftax-Classic: worlds to survive and mine in, each made anew. github.com/MichaelTMatthews/Craftax
+
+Craftax ends an episode at `max_timesteps` as if the player had died. Here that limit lies out of reach, and
+`max_episode_steps` truncates. The symbolic observations are numbers, the pixels too. What Craftax tells of achievements,
+percent at an episode's end, is logged as env/Achievements/….
+
+Making a world takes longer than some hundred steps in it: `resets` is what makes it fast.
+"""
+
+from typing import Any
+
+from rlexp.config import Count, Host, TracedNumber, schema
+from rlexp.envs.base import Env, Tally
+from rlexp.envs.gymnax_style import LIMIT, action_of, adapt, overrides
+from rlexp.envs.suites import foreign, imported, known, made
+from rlexp.types import Key
+
+IDS = ("Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1", "Craftax-Symbolic-v1", "Craftax-Pixels-v1")
+_OWN_LIMIT = "max_timesteps"
+_NEVER = 2**30  # steps
+
+
+@schema
+class Config:
+    """One of Craftax's environments."""
+
+    module: Host[str]
+    id: str
+    """Craftax's id, such as Craftax-Classic-Symbolic-v1."""
+    max_episode_steps: Count | None
+    """Steps after which an episode is truncated; null takes Craftax's own limit: 10,000 in Classic, else 100,000."""
+    params: dict[str, TracedNumber]
+    """Traced: numbers of Craftax's EnvParams by name; those left out keep their defaults. A switch is 0 or 1."""
+    info: dict[str, Tally]
+    """What of an episode is logged of a number that Craftax tells: last (the default), mean, max, sum."""
+    resets: Count | None = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+
+
+def make(config: Config) -> Env:
+    """The environment `config.id`. The values in `config.params` may be traced arrays.
+
+    Raises:
+      ConfigError: Craftax is not installed, has no such environment, or not what the configuration names.
+    """
+    craftax = imported("craftax.craftax_env", extra="craftax")
+    known("Craftax", config.id, IDS)
+    game = made(config.id, lambda: craftax.make_craftax_env_from_name(config.id, auto_reset=False))
+    with foreign():
+        defaults = game.default_params
+        actions = action_of(config.id, game.action_space(defaults))
+    fields = {LIMIT if k == _OWN_LIMIT else k: v for k, v in vars(defaults).items()}
+    endless = defaults.replace(**{_OWN_LIMIT: _NEVER})
+
+    def play(key: Key, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
+        obs, state, reward, ended, info = game.step_env(key, state, action, params)
+        return obs, state, reward, ended, False, info
+
+    return adapt(
+        config.id,
+        game,
+        play,
+        params=overrides(config.id, config.params, fields),
+        params_of=lambda traced: endless.replace(**traced),
+        actions=actions,
+        categories=None,
+        max_episode_steps=config.max_episode_steps or int(fields[LIMIT]),
+        info=config.info,
+        resets=config.resets,
+    )
