@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,9 @@ from rlexp.sources.door import Door, Failed, Joined, Left, Life, Told
 from rlexp.sources.rollout import clip_action
 from rlexp.sources.unrolls import Row, Unroll, Unrolls
 from rlexp.types import Key, PyTree, TimeStep
-from rlexp.workers import meeting, wire
-from rlexp.workers.keeper import Keeper
+from rlexp.workers import address, meeting, wire
+from rlexp.workers.address import Tls
+from rlexp.workers.keeper import Keeper, Start
 from rlexp.workers.wire import Kind
 
 LOOK_S = 0.25  # a wait looks up as often, whatever happens
@@ -39,9 +41,9 @@ class Settings(NamedTuple):
     max_lag: int
     batch_size: int
     batch_timeout_s: float
-    start: str
+    start: Callable[[Path], Start] | None  # of the folder: starts workers; None: somebody else does
     address: str
-    tls: tuple[bytes, bytes, Path] | None  # key, certificate, and the file that workers trust
+    tls: Tls | None
     max_message_bytes: int
     silence_s: float
     timeout_s: float
@@ -75,7 +77,7 @@ class Player:
         self.life = life
         self.now: list[np.ndarray] = []  # the arrays of the last ROWS
         self.waits_since: float | None = None  # for its actions
-        self.acted: tuple[np.ndarray, list[np.ndarray]] | None = None  # action and extras of that row
+        self.acted: tuple[np.ndarray, list[np.ndarray]] | None = None  # action and extras of that row; None: it is new
         self.episode_return = np.zeros((num_envs,), np.float32)
         self.episode_length = np.zeros((num_envs,), np.float32)
 
@@ -121,12 +123,14 @@ class Acting:
     def _open(self, token: str) -> None:
         settings, spec = self._settings, self._env.spec
         options = wire.options(settings.max_message_bytes, settings.silence_s)
-        credentials = settings.tls and grpc.ssl_server_credentials([settings.tls[:2]])
+        tls = settings.tls
+        pair = tls and (tls.key.read_bytes(), tls.certificate.read_bytes())
+        credentials = pair and grpc.ssl_server_credentials([pair])
         port = self._door.open(settings.address, credentials, options)
         action = action_struct(spec)
         note = meeting.Note(
-            address=meeting.reached_at(settings.address, port),
-            authority=str(settings.tls[2]) if settings.tls else None,
+            address=address.reached_at(settings.address, port),
+            authority=str(tls.authority.absolute()) if tls else None,
             env=dict(self._env.node or {}),
             info=list(self._env.info),
             num_envs=settings.num_envs,
@@ -139,8 +143,8 @@ class Acting:
         )
         meeting.post(self._folder, note, token)
         self._thread.start()
-        if settings.start == "processes":
-            self._keeper = Keeper(self._folder, settings.num_workers, self._fail)
+        if settings.start is not None:
+            self._keeper = Keeper(settings.start(self._folder), settings.num_workers, self._fail)
 
     # --- the learner's side ------------------------------------------------------------------------------------------------
 
@@ -172,6 +176,7 @@ class Acting:
             self._keeper.close(END_S)
         self._door.close(END_S)
         meeting.remove(self._folder)
+        address.free(self._settings.address)
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
         if self._thread.is_alive():
@@ -202,10 +207,11 @@ class Acting:
 
     def _hear(self) -> None:
         """All that has happened; waits for something, but not longer than those who wait can."""
-        since = [player.waits_since for player in self._players.values() if player.waits_since is not None]
-        wait = min(since) + self._settings.batch_timeout_s - time.monotonic() if since else LOOK_S
+        candidates = self._candidates()
+        since = candidates[0].waits_since if candidates else None
+        wait = LOOK_S if since is None else since + self._settings.batch_timeout_s - time.monotonic()
         with contextlib.suppress(queue.Empty):
-            self._take_in(self._inbox.get(timeout=wait if 0 < wait < LOOK_S else LOOK_S))
+            self._take_in(self._inbox.get(timeout=min(max(wait, 0.0001), LOOK_S)))
             while True:
                 self._take_in(self._inbox.get_nowait())
 
@@ -268,23 +274,30 @@ class Acting:
         row = Row(obs, first, *player.acted, valid * reward, np.maximum(last, discount), valid, ended)
         self._unrolls.add(player.life, row, (arrays[2 + len(info) : -2], arrays[-2]))
 
-    def _due(self) -> list[Player]:
-        """Whom the policy is to act for now: those that waited longest; nobody as long as the batch waits for more."""
+    def _candidates(self) -> list[Player]:
+        """Whom the policy can act for, those who wait for longest first."""
         if self._policy is None:
             return []
         waiting = [player for player in self._players.values() if player.waits_since is not None]
         waiting.sort(key=lambda player: player.waits_since or 0)
-        free, due = self._unrolls.num_free(), list[Player]()
+        free, found = self._unrolls.num_free(), list[Player]()
         for player in waiting:
             if self._unrolls.under_way(player.life) is None:
                 if not free:
                     continue
                 free -= 1
-            due.append(player)
-        if not due or len(due) >= self._most or len(waiting) == len(self._players):
-            return due[: self._most]
-        assert due[0].waits_since is not None
-        return due if time.monotonic() - due[0].waits_since >= self._settings.batch_timeout_s else []
+            found.append(player)
+        return found
+
+    def _due(self) -> list[Player]:
+        """Whom it is to act for now; nobody as long as the batch waits for more."""
+        found = self._candidates()
+        if not found or len(found) >= self._most:
+            return found[: self._most]
+        if all(player.waits_since is not None for player in self._players.values()):
+            return found  # nobody else is to come
+        assert found[0].waits_since is not None
+        return found if time.monotonic() - found[0].waits_since >= self._settings.batch_timeout_s else []
 
     def _answer(self, players: list[Player]) -> None:
         size, num = self._settings.num_envs, len(players)
@@ -295,8 +308,10 @@ class Acting:
         ]
         slots = np.full((room,), self._settings.num_workers, np.int32)
         slots[:num] = [player.life.worker for player in players]
+        new = np.ones((room,), bool)
+        new[:num] = [player.acted is None for player in players]
         placed, before, self._table = self._act(
-            self._policy, self._table, slots, arrays, self._key, np.uint32(self._num_calls)
+            self._policy, self._table, slots, new, arrays, self._key, np.uint32(self._num_calls)
         )
         self._num_calls += 1
         clipped, action, extras = jax.device_get(placed)
@@ -314,15 +329,20 @@ class Acting:
             calls=self._counted.calls + 1, acted_for=self._counted.acted_for + num * size
         )
 
-    def _acted(self, policy: Any, table: Any, slots: Any, arrays: list[Any], key: Key, number: Any) -> Any:
-        """Of the workers at `slots`: what to do, what each remembered, and the table of what they remember now."""
+    def _acted(self, policy: Any, table: Any, slots: Any, new: Any, arrays: list[Any], key: Key, number: Any) -> Any:
+        """Of the workers at `slots`: what to do, what each remembered (nothing, if it is new), and the table of that now."""
         size = self._settings.num_envs
         envs = (slots[:, None] * size + jnp.arange(size, dtype=jnp.int32)).reshape(-1)
         reward, discount = arrays[:2]
         *leaves, first, last = arrays[2 + len(self._env.info) :]
         obs = jax.tree.unflatten(jax.tree.structure(self._env.spec.observation), leaves)
         timestep = TimeStep(obs, reward, discount, first, last)
-        before = jax.tree.map(lambda x: x[envs], table)
+        begun = ~jnp.repeat(new, size)
+        before = jax.tree.map(
+            lambda x, start: jnp.where(begun.reshape(-1, *[1] * (x.ndim - 1)), x[envs], start),
+            table,
+            self._algorithm.carry(len(envs)),
+        )
         action, after, extras = self._algorithm.act(policy, before, timestep, jax.random.fold_in(key, number))
         table = jax.tree.map(lambda x, y: x.at[envs].set(y), table, after)
         return (clip_action(self._env.spec, action), action, extras), before, table

@@ -81,13 +81,16 @@ class Door:
         self._connected: set[Life] = set()
         self._runs: set[str] = set()  # all that there ever were
         self._server: grpc.Server | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads: list[threading.Thread] = []
 
     def open(self, address: str, credentials: Any, options: list[tuple[str, Any]]) -> int:
         """Listens; gives the port, or 1 for a unix socket. Raises OSError where it cannot."""
         threads = 2 * self._num_workers + 8  # more than there are streams, even where lives overlap
-        self._server = grpc.server(
-            ThreadPoolExecutor(threads, "inference-worker"), options=options, maximum_concurrent_rpcs=threads
+        self._pool = ThreadPoolExecutor(
+            threads, "inference-worker", initializer=lambda: self._threads.append(threading.current_thread())
         )
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=threads)
         handler = grpc.stream_stream_rpc_method_handler(self._play)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: handler}),)
@@ -121,9 +124,14 @@ class Door:
 
     def close(self, grace_s: float) -> None:
         """Ends all streams, waits for them, and frees the port."""
-        if self._server is not None:
-            self._server.stop(0).wait(grace_s)
-        self._server = None
+        if self._server is None or self._pool is None:
+            return
+        self._server.stop(0).wait(grace_s)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + grace_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._server = self._pool = None
 
     # --- one stream ----------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ nothing else; it is started anew.
 A checkpoint keeps the key alone, as that of `rlexp.sources.host`. With several workers the numbers depend on the clock.
 """
 
+import functools
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +32,8 @@ from rlexp.sources.base import HostSource, no_feedback
 from rlexp.sources.host import Data, collector
 from rlexp.sources.unrolls import Unroll, side_by_side
 from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
+from rlexp.workers import address
+from rlexp.workers.keeper import Start, jobs, processes
 
 
 @schema
@@ -45,8 +49,10 @@ class Config:
     """Environments that the policy acts for at once, at most; null: all."""
     batch_timeout_ms: Host[NonNegative]
     """The longest that a batch waits for more, once there is one to act for."""
-    start: Host[Literal["processes", "none"]]
-    """Who starts the workers: processes of this machine; none: you do, by `python -m rlexp.workers`."""
+    start: Host[Literal["processes", "slurm", "none"]]
+    """How workers are started: as processes of this machine, as jobs of Slurm's; none: by you, with `python -m rlexp.workers`."""
+    slurm: Host[dict[str, Any]]
+    """Of start=slurm: options of submitit, such as {slurm_partition: cpu, timeout_min: 1440, cpus_per_task: 2}."""
     address: Host[Text]
     """Where the server listens: host:port, of which port 0 is any free one; or unix:<path>."""
     tls_certificate: Host[Text | None]
@@ -85,12 +91,28 @@ def make(
             f"algo.source.max_message_bytes: {config.max_message_bytes} is less than the {rows.num_bytes} of the "
             f"{num_envs // config.num_workers} environments of a worker; allow more, or take more workers"
         )
+    if config.batch_size is not None and config.batch_size < num_envs // config.num_workers:
+        raise ConfigError(
+            f"algo.source.batch_size: {config.batch_size} is less than the {num_envs // config.num_workers} environments of a "
+            "worker, which are acted for together; allow more, or take more workers"
+        )
+    address.check(config.address)
     place: Path | None = None
     acting: Acting | None = None
 
     def at(directory: Path) -> None:
         nonlocal place
         place = directory
+
+    def check() -> None:
+        address.check_here(config.address)
+        address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority)
+        if config.start == "slurm" and shutil.which("sbatch") is None:
+            raise ConfigError(
+                "algo.source.start: slurm needs sbatch, which is not on the PATH; allowed: processes|none"
+            )
+        if env.node is None and config.start != "none":
+            raise ConfigError(f"env: workers cannot make {env.spec.name} anew; it has to come from the configuration")
 
     def init(key: Key, policy: Any) -> Data:
         del policy
@@ -117,9 +139,9 @@ def make(
                 max_lag=config.max_lag,
                 batch_size=config.batch_size or num_envs,
                 batch_timeout_s=config.batch_timeout_ms / 1000,
-                start=config.start,
+                start=_start(config),
                 address=config.address,
-                tls=None,
+                tls=address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority),
                 max_message_bytes=config.max_message_bytes,
                 silence_s=float(config.silence_s),
                 timeout_s=float(config.timeout_s),
@@ -166,8 +188,17 @@ def make(
         close,
         shapes,
         env_steps_per_update=num_envs * num_steps,
+        check=check,
         at=at,
     )
+
+
+def _start(config: Config) -> Callable[[Path], Start] | None:
+    if config.start == "none":
+        return None
+    if config.start == "processes":
+        return processes
+    return functools.partial(jobs, cluster="slurm", patience_s=config.timeout_s, parameters=config.slurm)
 
 
 OWN_METRICS = (

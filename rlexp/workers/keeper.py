@@ -1,5 +1,6 @@
-"""Starts workers as processes of this machine, and starts anew what has ended."""
+"""Starts workers, as processes of this machine or as jobs of Slurm, and starts anew what has ended."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,17 +8,27 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-LOOK_S = 0.1  # at the processes
 BACK_OFF_S = (0.1, 5.0)  # before one is started anew: at first, at most
 TRIES = 5  # in a row without a step of its environments
+
+
+class Started(NamedTuple):
+    """A worker that was started."""
+
+    ended: Callable[[], str | None]  # how it ended, in words; None while it runs
+    kill: Callable[[], None]
+
+
+Start = Callable[[int], Started]  # of a worker's number
 
 
 class Worker:
     """One of them, over all its lives."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
+        self.started: Started | None = None
         self.tries = 0
         self.not_before = 0.0
 
@@ -25,9 +36,9 @@ class Worker:
 class Keeper:
     """Of all workers of a run, in a thread of its own, until `close`."""
 
-    def __init__(self, folder: Path, num_workers: int, fail: Callable[[BaseException], None]):
+    def __init__(self, start: Start, num_workers: int, fail: Callable[[BaseException], None], look_s: float = 0.1):
         """`fail` is told why there are no workers to be had."""
-        self._folder, self._fail = folder, fail
+        self._start, self._fail, self._look_s = start, fail, look_s
         self._workers = [Worker() for _ in range(num_workers)]
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="workers", daemon=True)
@@ -39,69 +50,98 @@ class Keeper:
 
     def replace(self, index: int) -> None:
         """Ends one that does not answer."""
-        if (process := self._workers[index].process) is not None:
-            process.kill()
+        if (started := self._workers[index].started) is not None:
+            started.kill()
 
     def close(self, grace_s: float) -> None:
         """Waits for those that end by themselves, then ends the others."""
         self._ending.set()
         self._thread.join(grace_s)
-        running = [worker.process for worker in self._workers if worker.process is not None]
-        deadline = time.monotonic() + grace_s
-        for end in (lambda process: None, subprocess.Popen.terminate, subprocess.Popen.kill):
-            for process in running:
-                end(process)
-            for process in running:
-                try:
-                    process.wait(max(0.01, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue
-            running = [process for process in running if process.poll() is None]
-            deadline = time.monotonic() + 1
+        running = [worker.started for worker in self._workers if worker.started is not None]
+        for wait_s in (grace_s, grace_s):
+            deadline = time.monotonic() + wait_s
+            while running and time.monotonic() < deadline:
+                running = [started for started in running if started.ended() is None]
+                time.sleep(0.02)
+            for started in running:
+                started.kill()
 
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
                 for index, worker in enumerate(self._workers):
                     self._look(index, worker)
-                self._ending.wait(LOOK_S)
+                self._ending.wait(self._look_s)
         except BaseException as error:
             self._fail(error)
 
     def _look(self, index: int, worker: Worker) -> None:
         now = time.monotonic()
-        if worker.process is not None:
-            if (code := worker.process.poll()) is None:
+        if worker.started is not None:
+            if (how := worker.started.ended()) is None:
                 return
-            worker.process = None
+            worker.started = None
             if worker.tries >= TRIES:
-                said = _last_line(self._log(index))
                 raise RuntimeError(
-                    f"worker {index} ended {worker.tries} times before it took a step, the last time with {code}; "
-                    f"{f'it said: {said}' if said else 'it said nothing'} ({self._log(index)})"
+                    f"worker {index} ended {worker.tries} times before it took a step, the last time with {how}"
                 )
             worker.not_before = now + min(BACK_OFF_S[0] * 2 ** max(0, worker.tries - 1), BACK_OFF_S[1])
         if now >= worker.not_before:
             worker.tries += 1
-            worker.process = self._start(index)
+            worker.started = self._start(index)
 
-    def _start(self, index: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rlexp.workers", str(self._folder), str(index), "--parent", str(os.getpid())]
+
+def processes(folder: Path) -> Start:
+    """Of this machine. They end with this process."""
+
+    def start(index: int) -> Started:
+        command = [sys.executable, "-m", "rlexp.workers", str(folder), str(index), "--parent", str(os.getpid())]
         path = os.pathsep.join(place for place in sys.path if place)
-        with self._log(index).open("ab") as log:
-            return subprocess.Popen(
+        log = folder / f"{index}.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=file,
+                stderr=file,
                 env=os.environ | {"PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for the run, which ends its workers
             )
 
-    def _log(self, index: int) -> Path:
-        return self._folder / f"{index}.log"
+        def ended() -> str | None:
+            return None if (code := process.poll()) is None else f"exit code {code}{_said(log)}"
+
+        return Started(ended, process.kill)
+
+    return start
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1][:500] if lines else ""
+def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, Any]) -> Start:
+    """Of Slurm, through submitit, each worker alone. They end with the run, or `patience_s` after its server."""
+    import submitit
+
+    from rlexp.workers import __main__ as worker
+
+    executor = submitit.AutoExecutor(folder / "jobs", cluster=cluster)
+    executor.update_parameters(**parameters)
+
+    def start(index: int) -> Started:
+        job = executor.submit(worker.main, [str(folder), str(index), "--patience", str(patience_s)])
+
+        def ended() -> str | None:
+            if not job.done():
+                return None
+            return f"state {job.state}{_said(job.paths.stderr)} (job {job.job_id})"
+
+        def kill() -> None:
+            with contextlib.suppress(subprocess.CalledProcessError, OSError):  # it has ended meanwhile
+                job.cancel(check=False)
+
+        return Started(ended, kill)
+
+    return start
+
+
+def _said(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"; it said: {lines[-1][:500]} ({log})" if lines else f"; it said nothing ({log})"

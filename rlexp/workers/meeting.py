@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,11 +60,3 @@ def remove(folder: Path) -> None:
     for name in (NOTE, TOKEN):
         with contextlib.suppress(FileNotFoundError):
             (folder / name).unlink()
-
-
-def reached_at(address: str, port: int) -> str:
-    """Where a server can be reached that listens on this address, and was given this port."""
-    if address.startswith("unix:"):
-        return address
-    host = address.rpartition(":")[0]
-    return f"{socket.gethostname() if host in ('0.0.0.0', '[::]') else host}:{port}"

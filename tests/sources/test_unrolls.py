@@ -1,0 +1,97 @@
+"""Which unrolls make a batch, and how old they are, whatever workers do."""
+
+import random
+
+import numpy as np
+import pytest
+
+from rlexp.sources.unrolls import Row, Unrolls, side_by_side
+
+NUM_STEPS = 4
+
+
+def row(worker: int, step: int) -> Row:
+    ones = np.ones(2, np.float32)
+    tag = np.tile(np.array([worker, step], np.float32), (2, 1))
+    return Row([tag], ones == 0, np.ones(2, np.int32), [tag], ones, ones, ones)
+
+
+def final(worker: int, step: int) -> tuple[list[np.ndarray], np.ndarray]:
+    return row(worker, step).obs, np.ones(2, bool)
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_whatever_workers_do_no_batch_is_too_old_and_no_complete_unroll_is_lost(num_workers, max_lag):
+    for seed in range(8):
+        dice = random.Random(seed)
+        speeds = [dice.choice([0.02, 0.3, 1.0]) for _ in range(num_workers)]
+        unrolls = Unrolls(num_workers=num_workers, num_steps=NUM_STEPS, max_lag=max_lag)
+        steps, lives = [0] * num_workers, list(range(num_workers))
+        complete, taken, cut, wanted, idle = set(), [], 0, False, 0
+        while len(taken) < 12:
+            if not wanted and dice.random() < 0.1:
+                unrolls.publish()
+                wanted = True
+            for w in range(num_workers):
+                if dice.random() > speeds[w] or unrolls.version < 0:
+                    continue
+                if dice.random() < 0.02:  # it is killed, and comes again as another
+                    unrolls.drop(lives[w])
+                    lives[w] += num_workers
+                elif (mine := unrolls.under_way(lives[w])) is None:
+                    if unrolls.num_free():
+                        unrolls.begin(lives[w], [])
+                else:
+                    unrolls.add(lives[w], row(w, steps[w]), final(w, steps[w] + 1))
+                    steps[w] += 1
+                    if len(mine.rows) == NUM_STEPS:
+                        complete.add(mine)
+            batch = unrolls.take() if wanted else None
+            idle = 0 if batch else idle + 1
+            assert idle < 20_000  # it always goes on
+            if batch is None:
+                continue
+            wanted = False
+            assert len(batch) == num_workers and unrolls.take() is None
+            for unroll in batch:
+                assert 0 <= unrolls.version - unroll.version <= max_lag
+                assert 1 <= len(unroll.rows) <= NUM_STEPS
+                shown = [int(r.obs[0][0, 1]) for r in unroll.rows]
+                assert shown == list(range(shown[0], shown[0] + len(shown)))
+                cut += len(unroll.rows) < NUM_STEPS
+            taken.append(batch)
+        flat = [unroll for batch in taken for unroll in batch]
+        assert len(set(flat)) == len(flat)
+        assert cut == 0 or (max_lag and num_workers > 1)
+        assert len(complete - set(flat)) <= num_workers * (max_lag + 1)  # those that still wait
+
+
+def test_one_that_ended_early_has_no_transitions_after_its_end():
+    unrolls = Unrolls(num_workers=2, num_steps=NUM_STEPS, max_lag=1)
+    unrolls.publish()
+    for life in "ab":
+        unrolls.begin(life, [np.array([ord(life)] * 2)])
+    for step in range(2 * NUM_STEPS):  # the second one steps twice in all
+        if step == NUM_STEPS:
+            unrolls.begin("a", [np.array([7, 7])])
+        unrolls.add("a", row(0, step), final(0, step + 1))
+        if step < 2:
+            unrolls.add("b", row(1, step), final(1, step + 1))
+    assert [len(u.rows) for u in unrolls.take() or []] == [NUM_STEPS, NUM_STEPS]  # it need not be waited for
+    unrolls.publish()
+    for _ in range(2):
+        unrolls.begin("a", [np.array([8, 8])])
+        for step in range(8, 8 + NUM_STEPS):
+            unrolls.add("a", row(0, step), final(0, step + 1))
+    batch = unrolls.take()
+    assert batch is not None and [len(u.rows) for u in batch] == [2, NUM_STEPS]  # it would be too old in the next
+    rows, memory = side_by_side(batch, NUM_STEPS)
+    np.testing.assert_array_equal(rows.valid[:, 0], [1, 1, 0, 0, 0])
+    np.testing.assert_array_equal(rows.reward[:, 0], [1, 1, 0, 0, 0])
+    np.testing.assert_array_equal(rows.discount[:, 0], [1, 1, 1, 1, 1])
+    np.testing.assert_array_equal(rows.first[:, 0], [0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(rows.obs[0][:, 0, 1], [0, 1, 2, 2, 2])
+    np.testing.assert_array_equal(rows.obs[0][:, 2, 1], [8, 9, 10, 11, 12])
+    np.testing.assert_array_equal(rows.first[:, 2], [0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(memory[0], [ord("b")] * 2 + [8] * 2)

@@ -1,0 +1,190 @@
+"""Real worker processes that are killed, stopped, or whose environments are at fault; and a learner that is."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from sources import lives
+from sources.remote import counter, policy
+from support import QUIET, environment, processes, rlexp_command
+
+from rlexp.sources import inference
+from rlexp.workers import keeper, meeting
+
+NUM_STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert [t.name for t in threading.enumerate() if t.name.startswith(("inference", "workers"))] == []
+    assert processes("rlexp.workers", f"--parent\0{os.getpid()}") == []
+
+
+def source(place: Path, *, silence_s: int = 60, **env: Any) -> tuple[Any, Any, Any]:
+    """(the source, its data, a policy) of two workers with two environments each."""
+    config = inference.Config(
+        module=inference.__name__,
+        num_workers=2,
+        max_lag=1,
+        batch_size=None,
+        batch_timeout_ms=2.0,
+        start="processes",
+        slurm={},
+        address="127.0.0.1:0",
+        tls_certificate=None,
+        tls_key=None,
+        tls_authority=None,
+        max_message_bytes=2**20,
+        silence_s=silence_s,
+        timeout_s=60,
+    )
+    game = lives.make(lives.Config(module=lives.__name__, **env))._replace(node={"module": lives.__name__, **env})
+    made = inference.make(config, env=game, algorithm=counter(), num_envs=4, num_steps=NUM_STEPS, num_shards=1)
+    made.check()
+    made.at(place)
+    return made, made.init(jax.random.key(1), policy(0)), policy(0)
+
+
+def lanes(batch: Any) -> set[tuple[int, int]]:
+    """(process, step) of each environment's first row. Rows of a lane are one life's, in order."""
+    obs, valid = np.asarray(batch.trajectory.obs)[0], np.asarray(batch.trajectory.valid)[0]
+    found = set()
+    for lane in range(obs.shape[1]):
+        pids, steps = obs[:, lane, 0], obs[:, lane, 1]
+        assert (pids == pids[0]).all()
+        num = int((np.diff(steps) == 1).sum())
+        np.testing.assert_array_equal(steps[: num + 1], steps[0] + np.arange(num + 1))
+        assert valid[num:, lane].sum() == 0  # one that ended early
+        found.add((int(pids[0]), int(steps[0])))
+    return found
+
+
+def kill_some(place: Path, num_kills: int) -> None:
+    """At random, one after the other; then all of them have to step again."""
+    made, data, newest = source(place, seconds=0.002)
+    dice, killed, lost = random.Random(0), set(), 0
+    try:
+        deadline = time.monotonic() + 100 + 10 * num_kills
+        since: dict[int, int] = {}
+        while len(killed) < num_kills or len(since) < 2:
+            assert time.monotonic() < deadline
+            data, batch, metrics = made.next(data, newest)
+            lost += int(metrics["train/workers_lost"].sum)
+            shown = {pid for pid, _ in lanes(batch)}
+            if len(killed) < num_kills and (alive := sorted(shown - killed)) and dice.random() < 0.5:
+                time.sleep(dice.random() * 0.02)  # wherever in its unroll it is
+                victim = dice.choice(alive)
+                os.kill(victim, signal.SIGKILL)
+                killed.add(victim)
+            if len(killed) == num_kills:
+                since |= dict.fromkeys(shown - killed, 1)
+        assert lost <= num_kills
+    finally:
+        made.close()
+
+
+def test_a_worker_that_is_killed_comes_again(tmp_path):
+    kill_some(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random(tmp_path):
+    kill_some(tmp_path, 20)
+
+
+def test_a_worker_that_falls_silent_is_replaced_and_nobody_waits_for_it(tmp_path):
+    made, data, newest = source(tmp_path, silence_s=1, seconds=0.002)
+    try:
+        data, batch, _ = made.next(data, newest)
+        victim = sorted(pid for pid, _ in lanes(batch))[0]
+        os.kill(victim, signal.SIGSTOP)
+        deadline, lost = time.monotonic() + 60, 0
+        while time.monotonic() < deadline:
+            data, batch, metrics = made.next(data, newest)
+            lost += int(metrics["train/workers_lost"].sum)
+            others = {pid for pid, _ in lanes(batch)} - {victim}
+            if lost and len(others) == 2:
+                break
+        assert lost == 1 and len(others) == 2
+    finally:
+        made.close()
+    assert not Path(f"/proc/{victim}").exists()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said"),
+    [
+        ("raise", r"worker \d: Traceback (.|\n)*RuntimeError: the game crashed$"),
+        ("shape", r"worker \d: (.|\n)*Unreadable: reward: expected float32\[2\], got float32\[3\]$"),
+        ("open", r"worker \d: (.|\n)*RuntimeError: the game cannot be found$"),
+    ],
+)
+def test_an_error_of_the_environment_ends_the_run(tmp_path, breaks, said):
+    made, data, newest = source(tmp_path, breaks=breaks)
+    with pytest.raises(RuntimeError, match=said):
+        made.next(data, newest)
+    made.close()
+    made.close()
+
+
+def test_workers_that_end_again_and_again_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "TRIES", 2)
+    made, data, newest = source(tmp_path, breaks="exit", at=1)
+    with pytest.raises(
+        RuntimeError, match=r"worker \d ended 2 times before it took a step, the last time with exit code 3; it"
+    ):
+        made.next(data, newest)
+    made.close()
+
+
+def test_workers_are_jobs_of_submitit_too(tmp_path, monkeypatch):
+    """Its own local executor in the place of Slurm's."""
+    local = keeper.jobs(tmp_path / meeting.FOLDER, cluster="local", patience_s=60, parameters={"timeout_min": 5})
+    monkeypatch.setattr(inference, "_start", lambda config: lambda folder: local)
+    monkeypatch.setenv("PYTHONPATH", environment(Path(__file__).parents[1])["PYTHONPATH"])
+    made, data, newest = source(tmp_path)
+    _, batch, _ = made.next(data, newest)
+    pids = {pid for pid, _ in lanes(batch)}
+    made.close()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_killed_goes_on_with_new_workers(tmp_path):
+    """The old ones end by themselves."""
+    command = rlexp_command(
+        "env=gymnasium/cartpole", "source=inference", "algo.num_envs=4", "hydra.run.dir=run", "total_env_steps=100_000",
+        "eval.num_episodes=2", "eval.every_env_steps=512", "checkpoint.every_updates=4", "algo.num_steps=32", *QUIET,
+    )  # fmt: skip
+    saved = tmp_path / "run" / "checkpoints"
+    learner = subprocess.Popen(command, cwd=tmp_path, env=environment())
+    try:
+        deadline = time.monotonic() + 200
+        while not (saved.exists() and any(p.name.isdecimal() for p in saved.iterdir())) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        before = processes("rlexp.workers", f"--parent\0{learner.pid}")
+        assert len(before) == 2
+    finally:
+        learner.kill()
+        learner.wait(20)
+    again = subprocess.run(
+        rlexp_command("resume=run", "total_env_steps=8_192", *QUIET), cwd=tmp_path, env=environment(), timeout=280
+    )
+    assert again.returncode == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] == 8_192
+    assert [pid for pid in before if Path(f"/proc/{pid}").exists()] == []
+    assert processes("rlexp.workers", str(tmp_path)) == []
+    assert meeting.read(tmp_path / "run" / meeting.FOLDER) is None
