@@ -8,7 +8,21 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import batch, devices, gpu, overhead, rejax, replay, roofline, same, scaling, startup, sweep, trunk
+from benchmarks import (
+    batch,
+    devices,
+    gpu,
+    inference,
+    overhead,
+    rejax,
+    replay,
+    roofline,
+    same,
+    scaling,
+    startup,
+    sweep,
+    trunk,
+)
 from benchmarks.measure import BENCH, Failed
 
 # part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds.
@@ -22,6 +36,7 @@ PARTS = {
     "batch": (batch.measure, 8),
     "replay": (replay.measure, 5),
     "rejax_replay": (rejax.measure_replay, 5),
+    "inference": (inference.measure, 5),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
     "trunk": (trunk.measure, 5),

@@ -106,7 +106,7 @@ class Acting:
         self._ready: queue.SimpleQueue[tuple[list[Unroll], Counted]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._moved = time.monotonic()
-        self._stopping = False
+        self._stopping = self._listened = False
 
         self._own_folder = None if place else Path(tempfile.mkdtemp(prefix="rlexp-"))
         self._folder = (place or self._own_folder) / meeting.FOLDER  # type: ignore[operator]
@@ -127,6 +127,7 @@ class Acting:
         pair = tls and (tls.key.read_bytes(), tls.certificate.read_bytes())
         credentials = pair and grpc.ssl_server_credentials([pair])
         port = self._door.open(settings.address, credentials, options)
+        self._listened = True
         action = action_struct(spec)
         note = meeting.Note(
             address=address.reached_at(settings.address, port),
@@ -175,8 +176,9 @@ class Acting:
         if self._keeper is not None:
             self._keeper.close(END_S)
         self._door.close(END_S)
-        meeting.remove(self._folder)
-        address.free(self._settings.address)
+        if self._listened:
+            meeting.remove(self._folder)
+            address.free(self._settings.address)
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
         if self._thread.is_alive():

@@ -4,10 +4,15 @@ import os
 import threading
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from support import SMALL, build, processes
 
+from rlexp.config import ConfigError
 from rlexp.sources import inference
+from rlexp.sources.base import is_host
+from rlexp.storage import store
 from rlexp.training import program
 from rlexp.training.loop import layout_of
 from rlexp.workers import meeting
@@ -45,3 +50,71 @@ def test_a_run_trains_on_workers_without_jax(tmp_path, algo):
     assert metrics["train/lag_mean"].count == 3 and metrics["train/workers_lost"].sum == 0
     assert 0 < metrics["train/agent_step_share"].sum <= metrics["train/agent_step_share"].count
     assert run.state is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_a_policy_that_remembers(tmp_path, algo):
+    """With a memory for each environment; that it goes on across unrolls test_inference_server.py shows."""
+    small = [line for line in SMALL if "hidden" not in line]
+    one = ("algo.source.num_workers=1", "algo.source.max_lag=0", "algo.num_envs=2", "shards=1")
+    lead = build("env=gymnasium/cartpole", "source=inference", f"algo={algo}", "network=gru", *one, *small)
+    compiled = program.trace([lead], layout_of([lead])).compile()
+    compiled.at(tmp_path)
+    try:
+        run, metrics = compiled.chunk(compiled.init(), 3)
+    finally:
+        compiled.close()
+    assert metrics["train/lag_mean"].sum == 0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(run.state.params)))
+
+
+def test_one_worker_without_a_lag_gives_the_same_numbers_again(tmp_path):
+    found = []
+    for folder in ("a", "b"):
+        lead = build("env=gymnasium/cartpole", "source=inference", "algo.num_envs=2", "shards=1", *SMALL,
+                     "algo.source.num_workers=1", "algo.source.max_lag=0")  # fmt: skip
+        source = lead.source_of(lead.settings)
+        source.at(tmp_path / folder)
+        state = jax.jit(lead.algorithm.init)(jax.random.key(0), {k: np.float32(v) for k, v in lead.hp.items()})
+        policy = lead.algorithm.policy(state, True)
+        data = source.init(jax.random.key(1), policy)
+        for _ in range(2):
+            data, batch, _ = source.next(data, policy)
+        source.close()
+        found.append(batch)
+        shapes = source.shapes(policy)[1]
+        for leaf, shape in zip(jax.tree.leaves(batch), jax.tree.leaves(shapes), strict=True):
+            assert (leaf.shape, leaf.dtype) == (shape.shape, shape.dtype)
+    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("algo.source.num_workers=3", r"num_workers: 3 does not divide algo\.num_envs 4; the nearest that fits is 2"),
+        ("algo.source.batch_size=1", r"batch_size: 1 is less than the 2 environments of a worker"),
+        ("algo.source.max_message_bytes=40", r"max_message_bytes: 40 is less than the \d+ of the 2 environments"),
+        ("algo.source.address=here", r"address: 'here' is none; allowed: host:port"),
+        ("algo.source.address=no.such.host.invalid:1", r"address: it is not possible to listen on 'no\.such"),
+        ("algo.source.address=unix:/no/such/folder/socket", r"address: it is not possible to listen on 'unix:/no"),
+        ("algo.source.tls_key=/no/such/file", r"tls_certificate: this key is missing"),
+        ("algo.source.start=threads", r"start: "),
+        ("algo.source.start=slurm", r"start: slurm needs sbatch"),
+        ("algo.source.silence_s=0", r"silence_s: "),
+        ("env=gymnax/cartpole source=inference", r"inference steps environments of the host, and .* is compiled"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(line, said, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+    def prepare():
+        lead = build("env=gymnasium/cartpole", "source=inference", "algo.num_envs=4", "shards=1", *line.split())
+        lead.source_of(lead.settings).check()
+
+    with pytest.raises(ConfigError, match=said) as told:
+        prepare()
+    assert "\n" not in str(told.value)
+    assert is_host(inference)
+    assert meeting.TOKEN.endswith(store._NOT_PUSHED)
