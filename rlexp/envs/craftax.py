@@ -11,7 +11,8 @@ from typing import Any
 
 from rlexp.config import Count, Host, TracedNumber, schema
 from rlexp.envs.base import Env, Tally
-from rlexp.envs.gymnax_style import LIMIT, action_of, adapt, overrides
+from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
+from rlexp.envs.spaces import action_of
 from rlexp.envs.suites import foreign, imported, known, made
 from rlexp.types import Key
 
