@@ -159,6 +159,8 @@ class EvalConfig:
     """Full episodes of an evaluation, each in an environment of its own."""
     mode: Host[Literal["greedy", "sampled"]]
     """greedy takes the most likely action; sampled draws from the policy as in training."""
+    video: Host[Literal["gif", "mp4"] | None] = None
+    """Of run=eval: films an episode, as video.gif or video.mp4 in its run directory; mp4 needs rlexp[video]."""
 
 
 @schema

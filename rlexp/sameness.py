@@ -73,7 +73,7 @@ def job_fingerprint(config: Config, modules: Mapping[str, str]) -> str:
     settings = {k: v for k, (v, equal) in _settings(config).items() if equal.job and not k.startswith("eval.")}
     made_of = {k: v for k, v in modules.items() if k.split(".")[0] in _MADE_OF}
     evaluation = dataclasses.asdict(config.eval)
-    del evaluation["at_start"]  # the objective is the last one
+    del evaluation["at_start"], evaluation["video"]  # the objective is the last one
     text = json.dumps([settings, made_of, evaluation], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

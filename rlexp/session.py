@@ -62,6 +62,10 @@ def prepare(
     experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"] if meta else None)
     if experiment.on_host:
         host.check(experiment)
+    if config.eval.video is not None:
+        from rlexp.modes import video
+
+        video.check(experiment)
     if config.run == "record":
         from rlexp.modes import record
 
@@ -196,6 +200,13 @@ def evaluate_run(member: Member, resume_dir: Path) -> float:
     row = {"env_steps": agent.env_steps, "wall_s": time.perf_counter() - began}
     row |= {name: float(value[0]) for name, value in values.items()}
     logger.log(row)
+    filmed = ""
+    if config.eval.video is not None:
+        from rlexp.modes import video
+
+        path = video.film(agent, member.dir / f"video.{config.eval.video}")
+        logger.video(path, agent.env_steps)
+        filmed = f"; an episode is in {path}"
     summary = rundir.summary(objective=row["eval/return_mean"], env_steps=agent.env_steps, resumed_from=agent.env_steps)
     logger.close(summary)
     rundir.write_json(member.dir / "summary.json", summary)
@@ -203,7 +214,7 @@ def evaluate_run(member: Member, resume_dir: Path) -> float:
     print(  # whatever the display: it is what was asked for
         f"return {row['eval/return_mean']:,.2f} ± {row['eval/return_std']:,.2f}, length {row['eval/length_mean']:,.1f}: "
         f"{config.eval.num_episodes} {config.eval.mode} episodes after {agent.env_steps:,} environment steps of "
-        f"{resume_dir}; in {member.dir}",
+        f"{resume_dir}; in {member.dir}{filmed}",
         flush=True,
     )
     return row["eval/return_mean"]

@@ -35,6 +35,7 @@ class Env(NamedTuple):
     # What it reads and never changes, such as maps: arrays. Inside the program its module is asked again,
     # `make(config, shared=those arrays)`, so that they are one copy and no constants.
     shared: PyTree = ()
+    draw: Callable[[EnvState], Any] | None = None  # a state of one environment -> uint8 [H, W, 3], in Python
 
 
 def batched(env: Env) -> Batched:
@@ -101,6 +102,7 @@ def episodic(
     params: PyTree = (),
     info: Mapping[str, Tally] = MappingProxyType({}),
     resets: int | None = None,
+    draw: Callable[[PyTree, PyTree], Any] | None = None,
 ) -> Env:
     """An Env from `reset(key, params) -> (state, obs)` and `step(key, state, action, params) -> Transition`.
 
@@ -114,6 +116,8 @@ def episodic(
     Under vmap both branches of a condition run, so each step pays for a `reset`, as in every vmapped environment. Where that is
     much, `resets` is the most that a whole batch makes in one step; see `rlexp.envs.waiting`. The reset and the step have a key
     of their own each; one that is not used costs nothing once compiled.
+
+    `draw(state, params)` gives a picture for videos, uint8 [H, W, 3]. It is Python, and never compiled.
 
     Raises:
       ValueError: at once, where `spec` contradicts itself; while tracing, when an observation or a state is not of the shape
@@ -167,7 +171,12 @@ def episodic(
         return jax.tree.map(lambda new, old: jnp.where(state.last, new, old), again(state, went_on[1]), went_on)
 
     batch = None if resets is None else waiting(reset_env, go_on, again, resets=resets)
-    return Env(spec, reset_env, step_env, batch)
+
+    def drawn(state: Episode) -> Any:
+        assert draw is not None
+        return draw(state.inner.inner if isinstance(state.inner, Tallied) else state.inner, state.params)
+
+    return Env(spec, reset_env, step_env, batch, draw=drawn if draw else None)
 
 
 def _first(obs: PyTree, info: PyTree) -> TimeStep:

@@ -9,8 +9,11 @@ frames, get them last. Limits count steps of the agent, where EnvPool's own tabl
 """
 
 import contextlib
+import dataclasses
 import importlib
+import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -51,7 +54,19 @@ def make(config: Config) -> HostEnv:
     except ValueError as error:
         raise ConfigError(f"env.id: {error}") from error
     info = ("score",) if game.scored else ()
-    return HostEnv(spec, lambda num_envs: _opened(config, game, num_envs), info=info, own_action=game.actions.own)
+
+    def film() -> Opened:
+        drawn = dataclasses.replace(config, kwargs=config.kwargs | {"render_mode": "rgb_array"})
+        _check_drawing(drawn)
+        return _opened(drawn, game, 1)
+
+    return HostEnv(
+        spec,
+        lambda num_envs: _opened(config, game, num_envs),
+        info=info,
+        own_action=game.actions.own,
+        film=film,
+    )
 
 
 def opened(config: Config, num_envs: int) -> Opened:
@@ -118,7 +133,28 @@ def _opened(config: Config, game: Game, num_envs: int) -> Opened:
             pool.close()
         pool = None
 
-    return Opened(reset, step, close)
+    def draw() -> np.ndarray:
+        return np.asarray(pool.render())[0]
+
+    return Opened(reset, step, close, draw if config.kwargs.get("render_mode") == "rgb_array" else None)
+
+
+_DRAW = """
+import sys, envpool
+pool = envpool.make(sys.argv[1], env_type="gymnasium", num_envs=1, seed=[0], render_mode="rgb_array")
+pool.reset()
+sys.exit(0 if pool.render() is not None else 1)
+"""
+
+
+def _check_drawing(config: Config) -> None:
+    """In a process of its own: without OpenGL, which MuJoCo draws by, EnvPool ends the process. Raises ConfigError."""
+    with tempfile.TemporaryDirectory() as folder:  # MuJoCo writes a log where it is
+        command = [sys.executable, "-c", _DRAW, config.id]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
+    if told.returncode:
+        last = [*filter(None, map(str.strip, told.stderr.splitlines())), "it gives no picture"]
+        raise ConfigError(f"EnvPool cannot draw {config.id} here ({last[-2 if len(last) > 1 else -1]})")
 
 
 def _made(config: Config, seeds: list[int]) -> Any:

@@ -51,6 +51,7 @@ def make(config: Config) -> HostEnv:
         if limit is None:
             raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
         actions, observations = _adapted(config, game)
+        can_draw = "rgb_array" in (game.metadata.get("render_modes") or ())
     finally:
         game.close()
     spec = EnvSpec(config.id, structs(observations.struct), actions.spec, int(limit))
@@ -58,7 +59,16 @@ def make(config: Config) -> HostEnv:
         check_spec(spec)
     except ValueError as error:
         raise ConfigError(f"env.id: {error}") from error
-    return HostEnv(spec, lambda num_envs: _opened(config, actions, observations, num_envs), own_action=actions.own)
+
+    def film() -> Opened:
+        return _opened(config, actions, observations, 1, render_mode="rgb_array")
+
+    return HostEnv(
+        spec,
+        lambda num_envs: _opened(config, actions, observations, num_envs),
+        own_action=actions.own,
+        film=film if can_draw else None,
+    )
 
 
 def opened(config: Config, num_envs: int) -> Opened:
@@ -75,10 +85,10 @@ def _adapted(config: Config, game: Any) -> "tuple[Actions, Observations]":
     return read_actions(config.id, game.action_space), read_observations(config.id, game.observation_space)
 
 
-def _opened(config: Config, actions: "Actions", observations: "Observations", num_envs: int) -> Opened:
+def _opened(config: Config, actions: "Actions", observations: "Observations", num_envs: int, **more: Any) -> Opened:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    envs = SyncVectorEnv([lambda: _made(config)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    envs = SyncVectorEnv([lambda: _made(config, **more)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
     last: Any = np.zeros((num_envs,), bool)
     zeros: Any = np.zeros((num_envs,), np.float32)
 
@@ -96,10 +106,10 @@ def _opened(config: Config, actions: "Actions", observations: "Observations", nu
         discount: Any = 1 - terminated.astype(np.float32)
         return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
 
-    return Opened(reset, step, envs.close)
+    return Opened(reset, step, envs.close, draw=(lambda: envs.envs[0].render()) if "render_mode" in more else None)  # type: ignore[arg-type]
 
 
-def _made(config: Config) -> Any:
+def _made(config: Config, **more: Any) -> Any:
     with _quiet():
         try:
             import gymnasium  # sets filters for warnings of its own
@@ -107,7 +117,7 @@ def _made(config: Config) -> Any:
             raise ConfigError(
                 f"env.module: {error.name} is not installed; pip install 'rlexp[envs]' brings it"
             ) from error
-        kwargs = config.kwargs
+        kwargs = config.kwargs | more
         if config.max_episode_steps is not None:
             kwargs = kwargs | {"max_episode_steps": config.max_episode_steps}
         try:

@@ -8,7 +8,7 @@ actions and observations is in `rlexp.envs.gymnax_style`.
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -65,7 +65,21 @@ def make(config: Config) -> Env:
         max_episode_steps=int(vars(defaults)[LIMIT]),
         info={},
         resets=config.resets,
+        draw=_draw_of(config.name),
     )
+
+
+def _draw_of(name: str) -> Callable[[Any, Any], Any] | None:
+    """Of classic control, which gymnax has Gymnasium draw; of the others gymnax's own `render` is taken, if there is one."""
+    if name not in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
+        return None
+
+    def draw(state: Any, params: Any) -> Any:
+        from gymnax.visualize.vis_gym import render_gym_frame
+
+        return render_gym_frame(name, state, params)
+
+    return draw
 
 
 def _load(name: str) -> tuple[Any, Any]:

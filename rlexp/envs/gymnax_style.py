@@ -33,12 +33,14 @@ def adapt(
     max_episode_steps: int,
     info: Mapping[str, Tally],
     resets: int | None,
+    draw: Callable[[Any, Any], Any] | None = None,
 ) -> Env:
     """The game, which has `reset_env(key, params)`, as an Env.
 
     Args:
       play: (key, state, action, params) -> obs, state, reward, terminated, truncated, info. It never resets.
       params: what an episode keeps of the parameters; `params_of` makes the game's own of it.
+      draw: (state, parameters) -> a picture. None: by the game's own `render(state, params)`, where it has one.
       categories: of an observation that is one whole number.
 
     Raises:
@@ -75,7 +77,32 @@ def adapt(
     spec = EnvSpec(name, observation, actions, max_episode_steps)
     if info:
         _check_info(name, info, jax.eval_shape(lambda s, a: step(key, s, a, params).info, state, action_struct(spec)))
-    return episodic(spec, reset, step, params=params, info=info, resets=resets)
+    by_itself = getattr(game, "render", None)
+    drawn = draw or (by_itself and (lambda state, own: _picture(by_itself(state, own))))
+    return episodic(
+        spec,
+        reset,
+        step,
+        params=params,
+        info=info,
+        resets=resets,
+        draw=drawn and (lambda state, kept: drawn(state, params_of(kept))),
+    )
+
+
+def _picture(drawn: Any) -> np.ndarray:
+    """Of gymnax's (figure, axes), or of an array."""
+    figure = drawn[0] if isinstance(drawn, tuple) else drawn
+    if not hasattr(figure, "canvas"):
+        return np.asarray(figure, np.uint8)
+    from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    pyplot.close(figure)
+    return picture
 
 
 def overrides(name: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, jax.Array]:

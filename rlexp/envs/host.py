@@ -19,6 +19,7 @@ class Opened(NamedTuple):
     reset: Callable[[np.ndarray], TimeStep]  # (seeds uint32 [B]): all begin anew; equal seeds, equal episodes
     step: Callable[[Any], TimeStep]  # (actions [B, ...]), as the spec has them
     close: Callable[[], None]
+    draw: Callable[[], np.ndarray] | None = None  # -> uint8 [H, W, 3], the first environment as it is now
 
 
 class HostEnv(NamedTuple):
@@ -29,5 +30,8 @@ class HostEnv(NamedTuple):
     info: tuple[str, ...] = ()  # the names in TimeStep.info
     own_action: Continuous | None = (
         None  # where `spec.action` is scaled: as the environment has it, and data sets of it
+    )
+    film: Callable[[], Opened] | None = (
+        None  # opens one that can be drawn; raises ConfigError where that cannot be here
     )
     node: Mapping[str, Any] | None = None  # of the configuration: another process makes the same environment of it

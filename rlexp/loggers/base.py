@@ -60,6 +60,7 @@ class Logger(NamedTuple):
     checkpoint: Callable[[AnyPath, int], None] = _nothing  # (directory, env_steps): a checkpoint was committed
     close: Callable[[dict[str, Any]], None] = _nothing  # the summary (status, objective, ...); ends the logger
     sync: Callable[[], None] = _nothing  # what was logged is on the disk; called before a checkpoint is made
+    video: Callable[[Path, int], None] = _nothing  # (file, env_steps): an episode was filmed
 
 
 def fan_out(loggers: Sequence[Logger]) -> Logger:
@@ -87,7 +88,11 @@ def fan_out(loggers: Sequence[Logger]) -> Logger:
         for logger in loggers:
             logger.sync()
 
-    return Logger(log, checkpoint, close, sync)
+    def video(path: Path, env_steps: int) -> None:
+        for logger in loggers:
+            logger.video(path, env_steps)
+
+    return Logger(log, checkpoint, close, sync, video)
 
 
 def never_fatal(name: str, logger: Logger, warn: Callable[[str], None]) -> Logger:

@@ -20,6 +20,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -114,6 +115,9 @@ def _make(
             if config.artifacts:
                 put(lambda run: _upload(run, infos[i], path, env_steps))
 
+        def video(path: Path, env_steps: int) -> None:
+            put(lambda run: _film(run, path, env_steps))
+
         def close(summary: dict[str, Any]) -> None:
             nonlocal waiting
             put(lambda run: _summarise(run, summary))
@@ -124,7 +128,7 @@ def _make(
             if not done.wait(config.timeout_s + _OFFLINE_SLACK_S):
                 warn(_unfinished(runs, infos))
 
-        return Logger(log=log, checkpoint=checkpoint, close=close)
+        return Logger(log=log, checkpoint=checkpoint, close=close, video=video)
 
     return [member(i) for i in range(len(infos))]
 
@@ -275,6 +279,13 @@ def _finish(run: Any, warn: Say) -> None:
         run.finish(exit_code=0 if run.summary.get("status") in ("finished", "stopped", "pruned") else 1)
     except Exception as error:
         warn(f"W&B: {_public(error)}; upload later with: wandb sync {run.settings.sync_dir}")
+
+
+def _film(run: Any, path: Path, env_steps: int) -> None:
+    import wandb
+
+    film = wandb.Video(str(path), format=path.suffix[1:])  # type: ignore[arg-type]
+    run.log({"eval/video": film, "env_steps": env_steps}, step=env_steps + 1)  # the row of this step is sent
 
 
 def _upload(run: Any, info: RunInfo, path: AnyPath, env_steps: int) -> None:
