@@ -1,6 +1,7 @@
 """`python -m benchmarks [part] [part] ...`: measures, prints tables, writes JSON; all parts by default.
 
 `python -m benchmarks same BASE` measures nothing: it holds this tree against another commit, bit for bit.
+`python -m benchmarks environments [OPTION ...]` makes the table of docs/environments.md.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 from benchmarks import (
     batch,
     devices,
+    environments,
     gpu,
     inference,
     overhead,
@@ -49,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["same"]:
         return same.main(given[1:], _say)
+    if given[:1] == ["environments"]:
+        return environments.main(given[1:], _say)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, help="samples of each side; at least 5 for numbers that are kept")

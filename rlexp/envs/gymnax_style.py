@@ -16,6 +16,7 @@ import numpy as np
 
 from rlexp.config import ConfigError, nearest
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
+from rlexp.envs.suites import check_info
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
 
 LIMIT = "max_steps_in_episode"
@@ -76,7 +77,7 @@ def adapt(
     state, observation = jax.eval_shape(lambda: reset(key, params))
     spec = EnvSpec(name, observation, actions, max_episode_steps)
     if info:
-        _check_info(name, info, jax.eval_shape(lambda s, a: step(key, s, a, params).info, state, action_struct(spec)))
+        check_info(name, info, jax.eval_shape(lambda s, a: step(key, s, a, params).info, state, action_struct(spec)))
     by_itself = getattr(game, "render", None)
     drawn = draw or (by_itself and (lambda state, own: _picture(by_itself(state, own))))
     return episodic(
@@ -135,11 +136,3 @@ def _scaled(action: jax.Array, box: Any, actions: Continuous) -> jax.Array:
 def _numbers(info: Mapping[str, Any]) -> dict[str, Any]:
     """The scalars of the game's info; its discount is what `terminated` says."""
     return {k: v for k, v in info.items() if k != "discount" and jnp.ndim(v) == 0}
-
-
-def _check_info(name: str, wanted: Mapping[str, Tally], told: Mapping[str, Any]) -> None:
-    allowed = sorted(told)
-    for number in wanted:
-        if number not in allowed:
-            said = f"Allowed: {', '.join(allowed)}" if allowed else f"{name} tells none"
-            raise ConfigError(f"env.info.{number}: unknown number{nearest(number, allowed) or '.'} {said}")

@@ -52,11 +52,11 @@ def make(config: Config) -> Env:
         mask = _seen(jax.eval_shape(game.reset, jax.random.PRNGKey(0))[1].observation).get("action_mask")
         mask_shape = None if mask is None else tuple(mask.shape)
         sizes = _sizes(config.id, game.action_spec, mask_shape)
-    joint = sizes is not None and len(sizes) > 1 and mask_shape == sizes
+    joint = sizes if sizes is not None and len(sizes) > 1 and mask_shape == sizes else None
     if sizes is None:
         space = game.action_spec
         action = Continuous((math.prod(space.shape),), *(_bound(x) for x in (space.minimum, space.maximum)))
-    elif joint or len(sizes) == 1:
+    elif joint is not None or len(sizes) == 1:
         action = Discrete(math.prod(sizes))
     else:
         action = MultiDiscrete(sizes)
@@ -72,8 +72,8 @@ def make(config: Config) -> Env:
         return state, observe(timestep.observation)
 
     def step(key: jax.Array, state: Any, action: Any) -> Transition:
-        if joint:
-            action = jnp.stack(jnp.unravel_index(action, sizes))
+        if joint is not None:
+            action = jnp.stack(jnp.unravel_index(action, joint))
         else:
             action = jnp.asarray(action, game.action_spec.dtype).reshape(game.action_spec.shape)
         state, timestep = game.step(state, action)

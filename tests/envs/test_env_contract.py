@@ -1,6 +1,7 @@
 """What every environment promises, over all files of conf/env and the table of docs/environments.md."""
 
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from suites import CONF, SUITES, node_of
 from suites import build_env as build
 
+from benchmarks.environments import KEPT, observed, with_table
 from rlexp.config import load_module, parse
 from rlexp.envs.base import Env, HostEnv, action_struct
 from rlexp.types import Continuous, Discrete, MultiDiscrete, TimeStep
@@ -60,16 +62,11 @@ def described(tree, num_leading: int = 0):
     return [(x.shape[num_leading:], x.dtype) for x in leaves], structure
 
 
-def observed(observation) -> str:
-    """[84, 84, 4], or of a dict: board [4, 4, 31], action_mask [4]."""
-    leaves = jax.tree_util.tree_leaves_with_path(observation)
-    told = [f"{jax.tree_util.keystr(path, simple=True, separator='.')} {list(x.shape)}".strip() for path, x in leaves]
-    return ", ".join(told)
-
-
 def test_table_of_the_documentation_is_complete():
     assert sorted(documented()) == OPTIONS
-    assert sorted({"envpool", "gymnasium", "gymnax_class", *SUITES}) == ADAPTERS
+    page = (ROOT / "docs" / "environments.md").read_text()
+    assert with_table(page, json.loads(KEPT.read_text())) == page  # `python -m benchmarks environments --table`
+    assert sorted({"envpool", "gymnasium", "gymnax_class", "wrapped", *SUITES}) == ADAPTERS
 
 
 def test_every_file_is_read():
@@ -85,10 +82,10 @@ def is_quick(option: str) -> bool:
 
 @pytest.mark.parametrize("option", [pytest.param(o, marks=() if is_quick(o) else pytest.mark.slow) for o in OPTIONS])
 def test_the_table_is_right(option):
-    observation, choices, limit, _ = documented()[option]
+    observation, choices, limit, *_ = documented()[option]
     spec = build(option).spec
     assert spec.max_episode_steps == int(limit)
-    assert observed(spec.observation) == observation
+    assert observed(spec) == observation
     assert all(leaf.dtype in (jnp.float32, jnp.bool_, jnp.uint8) for leaf in jax.tree.leaves(spec.observation))
     if isinstance(spec.action, Discrete):
         assert f"{spec.action.num_actions} choices" == choices
@@ -110,7 +107,7 @@ def is_run(option: str) -> bool:
 
 @pytest.mark.parametrize("option", [pytest.param(o, marks=() if is_run(o) else pytest.mark.slow) for o in OPTIONS])
 def test_contract(option):
-    _, _, limit, ends_by = documented()[option]
+    _, _, limit, ends_by, *_ = documented()[option]
     # An environment whose game always ends keeps its limit, and must never reach it; of the others episodes are cut.
     env = build(option, max_episode_steps=SHORT) if int(limit) > SHORT and ends_by != "termination" else build(option)
     limit = env.spec.max_episode_steps

@@ -1,0 +1,143 @@
+"""`python -m benchmarks environments [OPTION ...]`: makes the table of docs/environments.md.
+
+Of each environment that is named, such as navix/empty_5x5, or of all: what it shows and takes, its limit; what a step of
+random actions costs with 64 environments side by side, resets included; the mean return of random actions; and that of a
+short run of PPO with its default settings, for which some are too hard. Numbers are kept in
+benchmarks/results/environments.json, so that one environment can be measured without the others. `--specs` measures
+nothing; `--table` writes the table from what is kept.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import yaml
+
+from benchmarks.measure import ROOT, Failed, Say, run
+from rlexp.config import ConfigError, load_module, parse
+from rlexp.envs.base import Env, batched, in_words
+from rlexp.types import Continuous, Discrete, EnvSpec
+
+CONF, DOCS = ROOT / "conf" / "env", ROOT / "docs" / "environments.md"
+KEPT = ROOT / "benchmarks" / "results" / "environments.json"
+HEAD = ["option", "observation", "actions", "limit", "ends by", "µs a step", "random", "PPO"]
+NUM_ENVS, MOST_STEPS, TRAIN_STEPS, TIMEOUT_S = 64, 1000, 100_000, 300
+
+
+def options() -> list[str]:
+    """All files of conf/env that name an environment."""
+    return sorted(str(p.relative_to(CONF).with_suffix("")) for p in CONF.rglob("*.yaml") if p.parent != CONF)
+
+
+def main(arguments: list[str], say: Say) -> int:
+    """The exit code: 1 where one of them could not be measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks environments", description=__doc__)
+    parser.add_argument("options", nargs="*", metavar="OPTION")
+    parser.add_argument("--specs", action="store_true", help="no measurements")
+    parser.add_argument("--table", action="store_true", help="nothing is built: the table is written from what is kept")
+    chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.options) - set(options()):
+        parser.error(f"no such environment: {min(unknown)}")
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    failed = False
+    for option in [] if chosen.table else chosen.options or options():
+        say(option)
+        try:
+            kept[option] = {"ends_by": "either"} | kept.get(option, {}) | _measured(option, specs_only=chosen.specs)
+        except (ConfigError, Failed) as error:
+            failed = True
+            print(f"{option}: not measured: {error}", file=sys.stderr)
+        KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    DOCS.write_text(with_table(DOCS.read_text(), kept))
+    return int(failed)
+
+
+def with_table(text: str, kept: dict[str, Any]) -> str:
+    """The page with the rows of what is kept in place of those that it had."""
+    rows = [HEAD, ["---"] * len(HEAD), *(cells(option, kept[option]) for option in sorted(kept))]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return re.sub(r"(?m)^\| option \|.*\n(\|.*\n)+", lambda _: table, text, count=1)
+
+
+def cells(option: str, row: dict[str, Any]) -> list[str]:
+    def number(name: str) -> str:
+        return "" if row.get(name) is None else f"{row[name]:.3g}"
+
+    told = [f"`{option}`", row["observation"], row["actions"], str(row["limit"]), row["ends_by"]]
+    return [*told, number("us_a_step"), number("random"), number("ppo")]
+
+
+def observed(spec: EnvSpec) -> str:
+    """[84, 84, 4], or of a dict: board [4, 4, 31], action_mask [4]."""
+    leaves = jax.tree_util.tree_leaves_with_path(spec.observation)
+    told = [f"{jax.tree_util.keystr(path, simple=True, separator='.')} {list(x.shape)}".strip() for path, x in leaves]
+    return ", ".join(told)
+
+
+def _measured(option: str, *, specs_only: bool) -> dict[str, Any]:
+    node = yaml.safe_load((CONF / f"{option}.yaml").read_text())
+    node.pop("defaults", None)
+    module = load_module(node["module"], "env")
+    env = module.make(parse(node, module.Config, "env")[0])
+    actions = in_words(env.spec)[0].partition(",")[0]
+    row = {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
+    if specs_only:
+        return row
+    random = _random(env) if isinstance(env, Env) else {}
+    return row | random | {"ppo": _trained(option)}
+
+
+def _random(env: Env) -> dict[str, float]:
+    """Of actions that are drawn uniformly among those that are allowed."""
+    envs, spec = batched(env), env.spec.action
+
+    def draw(key: Any, obs: Any) -> Any:
+        if isinstance(spec, Continuous):
+            return jax.random.uniform(key, (NUM_ENVS, *spec.shape), jnp.float32, spec.low, spec.high)
+        sizes = (spec.num_actions,) if isinstance(spec, Discrete) else spec.num_actions
+        mask = obs.get("action_mask") if isinstance(obs, dict) else None
+        logits = jnp.zeros((NUM_ENVS, sum(sizes))) if mask is None else jnp.where(mask, 0.0, -1e9)
+        chosen, begin = [], 0
+        for i, size in enumerate(sizes):
+            of_choice = logits[:, begin : begin + size]
+            chosen.append(jax.random.categorical(jax.random.fold_in(key, i), of_choice).astype(jnp.int32))
+            begin += size
+        return chosen[0] if isinstance(spec, Discrete) else jnp.stack(chosen, axis=1)
+
+    def play(key: Any) -> Any:
+        def step(carry: Any, key: Any) -> Any:
+            state, row, total, over = carry
+            state, row = envs.step(state, draw(key, row.obs))
+            return (state, row, total + jnp.where(over, 0.0, row.reward), over | row.last), None
+
+        state, row = envs.reset(jax.random.split(key, NUM_ENVS))
+        start = (state, row, jnp.zeros((NUM_ENVS,)), jnp.zeros((NUM_ENVS,), bool))
+        (_, _, total, over), _ = jax.lax.scan(step, start, jax.random.split(key, num_steps))
+        return total, over
+
+    num_steps = min(env.spec.max_episode_steps, MOST_STEPS)
+    compiled = jax.jit(play).lower(jax.random.key(0)).compile()
+    began = time.perf_counter()
+    total, over = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
+    took = time.perf_counter() - began
+    cost = {"us_a_step": took / (num_steps * NUM_ENVS) * 1e6}
+    return cost | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
+
+
+def _trained(option: str) -> float | None:
+    """The mean return of PPO's last policy; None where it took longer than is given."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"env={option}", f"total_env_steps={TRAIN_STEPS}", "eval.every_env_steps=null", "checkpoint=off"]
+        words += ["logger=quiet", f"hydra.run.dir={folder}/run"]
+        try:
+            run([sys.executable, "-m", "rlexp", *words], timeout_s=TIMEOUT_S)
+        except Failed:
+            return None
+        return json.loads((Path(folder) / "run" / "summary.json").read_text())["objective"]

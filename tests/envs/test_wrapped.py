@@ -1,0 +1,136 @@
+"""What goes before any compiled environment: what is seen, done and paid, and where episodes end."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import SMALL, build, train
+
+from rlexp.config import ConfigError, parse
+from rlexp.envs import wrapped
+from rlexp.envs.base import batched
+
+B, T = 3, 40
+PLAIN = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.0, "frame_stack": 1}
+ACTIONS = np.random.default_rng(0).integers(1, 5, (T, B)).astype(np.int32)
+
+
+def made(resets: int | None = None, **changes: Any):
+    node = {"module": "rlexp.envs.wrapped", "inner": {"module": "counting_env", "resets": resets}, **PLAIN, **changes}
+    return wrapped.make(parse(node, wrapped.Config, "env")[0])
+
+
+def rows(resets: int | None = None, **changes: Any):
+    """Leaves [T + 1, B, ...] under ACTIONS."""
+    envs = batched(made(resets, **changes))
+
+    def run(key: Any) -> Any:
+        state, first = envs.reset(jax.random.split(key, B))
+        _, later = jax.lax.scan(envs.step, state, jnp.asarray(ACTIONS))
+        return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), first, later)
+
+    return jax.device_get(jax.jit(run)(jax.random.key(0)))
+
+
+def test_nothing_asked_for_changes_nothing():
+    env = made().spec
+    assert env.max_episode_steps == 7 and env.observation["time"].shape == ()
+    told = rows()
+    assert told.last.any() and told.first[1:].any() and (told.discount == 0).any()
+    np.testing.assert_array_equal(told.obs["done"][1:, :, 0][~told.first[1:]], ACTIONS[~told.first[1:]])
+
+
+def test_an_action_is_repeated_until_the_episode_ends():
+    """Against the inner environment, stepped by hand."""
+    told, env = rows(action_repeat=3), made()
+    step = jax.jit(env.step)
+    for b in range(B):
+        state, row = env.reset(jax.random.split(jax.random.key(0), B)[b])
+        for t in range(T):
+            paid, began = 0.0, bool(row.last)
+            for _ in range(1 if began else 3):
+                state, row = step(state, ACTIONS[t, b])
+                paid += float(row.reward)
+                if row.last:
+                    break
+            ours = jax.tree.map(lambda x, t=t, b=b: x[t + 1, b], told)
+            assert ours.reward == paid and ours.obs["time"] == row.obs["time"]
+            assert (ours.first, ours.last, ours.discount) == (row.first, row.last, row.discount)
+    assert made(action_repeat=3).spec.max_episode_steps == 3
+
+
+def test_the_last_observations_are_side_by_side():
+    plain, told = rows(), rows(frame_stack=3)
+    assert told.obs["action_mask"].shape == (T + 1, B, 5) and told.obs["time"].shape == (T + 1, B, 3)
+    for b in range(B):
+        began = 0
+        for t in range(T + 1):
+            began = t if plain.first[t, b] else began
+            seen = [max(t - i, began) for i in (2, 1, 0)]
+            np.testing.assert_array_equal(told.obs["time"][t, b], plain.obs["time"][seen, b])
+            np.testing.assert_array_equal(told.obs["done"][t, b], plain.obs["done"][seen, b].reshape(-1))
+    assert made(frame_stack=3).spec.observation["done"].shape == (6,)
+
+
+def test_rewards_are_clipped():
+    assert rows().reward.max() == 4
+    np.testing.assert_array_equal(rows(reward_clip=2.5).reward, np.clip(rows().reward, -2.5, 2.5))
+
+
+def test_noise_is_drawn_anew():
+    plain, told = rows(), rows(observation_noise=0.5)
+    noise = np.concatenate([(told.obs[k] - plain.obs[k]).reshape(T + 1, -1) for k in ("done", "time")], axis=1)
+    assert len(np.unique(noise)) == noise.size
+    assert abs(noise.mean()) < 0.1 and 0.4 < noise.std() < 0.6
+    assert told.obs["action_mask"].all()
+    np.testing.assert_array_equal(told.reward, plain.reward)
+
+
+def test_a_sticky_action_is_the_last_one_of_the_episode():
+    always, half = rows(sticky=1.0), rows(sticky=0.5)
+    for b in range(B):
+        first_action = None
+        for t in range(T):
+            if always.first[t + 1, b]:
+                continue
+            first_action = ACTIONS[t, b] if always.first[t, b] else first_action
+            assert always.obs["done"][t + 1, b, 0] == first_action
+    acted = ~half.first[1:] & ~half.first[:-1]
+    kept = half.obs["done"][1:, :, 0] == half.obs["done"][:-1, :, 0]
+    assert 0.4 < kept[acted].mean() < 0.85  # half of them, and those whose new action is the old one
+
+
+@pytest.mark.parametrize("changes", [{"action_repeat": 3}, {"observation_noise": 0.5, "frame_stack": 2}])
+def test_who_waits_for_a_reset_shows_what_it_did(changes):
+    told = rows(resets=1, **changes)
+    waits = told.last[:-1] & told.last[1:]
+    assert waits.any() and not told.reward[1:][waits].any()
+    for leaf in jax.tree.leaves(told.obs):
+        np.testing.assert_array_equal(leaf[1:][waits], leaf[:-1][waits])
+
+
+def test_one_alone_is_as_in_a_batch():
+    env, key = made(frame_stack=2, sticky=0.5, observation_noise=0.1), jax.random.split(jax.random.key(0), B)[1]
+    told = rows(frame_stack=2, sticky=0.5, observation_noise=0.1)
+    state, row = env.reset(key)
+    for t in range(5):
+        state, row = jax.jit(env.step)(state, ACTIONS[t, 1])
+        np.testing.assert_allclose(row.obs["done"], told.obs["done"][t + 1, 1], rtol=1e-6)
+
+
+def test_it_is_composed_and_trains(tmp_path):
+    wraps = ["env=wrapped", "env@env.inner=probe/recall", "env.frame_stack=2", "env.reward_clip=0.5"]
+    assert build(*wraps).spec.observation.shape == (2,)
+    (summary,) = train(tmp_path, *wraps, *SMALL)
+    assert summary["status"] == "finished"
+
+
+def test_bad_input():
+    with pytest.raises(
+        ConfigError, match=r"^env\.inner: CartPole-v1 runs on the host; only compiled ones are wrapped$"
+    ):
+        build("env=wrapped", "env@env.inner=gymnasium/cartpole")
+    with pytest.raises(ConfigError, match=r"^env\.sticky: 2(\.0)? is not allowed"):
+        build("env=wrapped", "env.sticky=2")
