@@ -39,6 +39,7 @@ class Settings(NamedTuple):
     num_envs: int  # of one worker
     num_steps: int
     max_lag: int
+    own_places: bool  # see rlexp.sources.unrolls
     batch_size: int
     batch_timeout_s: float
     start: Callable[[Path], Start] | None  # of the folder: starts workers; None: somebody else does
@@ -90,7 +91,10 @@ class Acting:
         self.version = -1
         self._rows, self._actions = rows_of(env, settings.num_envs), actions_of(env, settings.num_envs)
         self._unrolls = Unrolls(
-            num_workers=settings.num_workers, num_steps=settings.num_steps, max_lag=settings.max_lag
+            num_workers=settings.num_workers,
+            num_steps=settings.num_steps,
+            max_lag=settings.max_lag,
+            own_places=settings.own_places,
         )
         act_key, seed_key = jax.random.split(key)
         self._key, self._seeds = act_key, [int(x) for x in jax.device_get(jax.random.bits(seed_key, (4,), jnp.uint32))]
@@ -282,12 +286,12 @@ class Acting:
             return []
         waiting = [player for player in self._players.values() if player.waits_since is not None]
         waiting.sort(key=lambda player: player.waits_since or 0)
-        free, found = self._unrolls.num_free(), list[Player]()
+        found, begin = list[Player](), 0
         for player in waiting:
             if self._unrolls.under_way(player.life) is None:
-                if not free:
+                if not self._unrolls.may_begin(player.life.worker, begin):
                     continue
-                free -= 1
+                begin += 1
             found.append(player)
         return found
 
@@ -324,7 +328,7 @@ class Acting:
             own = slice(i * size, (i + 1) * size)
             if self._unrolls.under_way(player.life) is None:
                 memory = jax.tree.leaves(jax.device_get(before)) if memory is None else memory
-                self._unrolls.begin(player.life, [leaf[own] for leaf in memory])
+                self._unrolls.begin(player.life, player.life.worker, [leaf[own] for leaf in memory])
             player.acted, player.waits_since = (action[own], [leaf[own] for leaf in leaves]), None
             player.life.answer(wire.pack(Kind.ACTIONS, player.life.count - 1, self._actions, [clipped[own]]))
         self._counted = self._counted._replace(

@@ -89,6 +89,9 @@ class HostSource(NamedTuple):
     at: Callable[[Path], None] = lambda directory: (
         None
     )  # the run's, told before `init`: there other processes find this one
+    # The same source with every environment at its own place in all batches, so that one batch goes on where the one before ended.
+    # None: so it is anyway.
+    in_places: Callable[[], "HostSource"] | None = None
     memory: Memory | None = None  # what batches go into, and samples come from; None: they are learnt from as they are
 
 

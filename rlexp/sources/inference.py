@@ -5,9 +5,9 @@
     learner    policy 0 · batch 0 · learn 0 · policy 1 · …
 
 This is SEED RL (arXiv:1910.06591): what crosses processes are observations and actions, never parameters. The server acts for
-those who wait, as soon as they are `batch_size` environments, or nobody else is to come, or the first has waited for
-`batch_timeout_ms`. It owns what the policy remembers of each environment, its last action, and its unfinished unroll. Each step has
-the newest policy, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how old
+those who wait, as soon as they are `inference_batch` environments, or nobody else is to come, or the first has waited for
+`inference_wait_ms`. It owns what the policy remembers of each environment, its last action, and its unfinished unroll. Each step
+has the newest policy, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how old
 they may be: at most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along and
 nothing else; it is started anew.
 
@@ -45,9 +45,9 @@ class Config:
     """Processes; each steps algo.num_envs / num_workers environments, side by side."""
     max_lag: Host[CountOrZero]
     """The most updates that a batch may be behind the policy that learns from it; 0: the learner waits for all workers."""
-    batch_size: Host[Count | None]
+    inference_batch: Host[Count | None]
     """Environments that the policy acts for at once, at most; null: all."""
-    batch_timeout_ms: Host[NonNegative]
+    inference_wait_ms: Host[NonNegative]
     """The longest that a batch waits for more, once there is one to act for."""
     start: Host[Literal["processes", "slurm", "none"]]
     """How workers are started: as processes of this machine, as jobs of Slurm's; none: by you, with `python -m rlexp.workers`."""
@@ -70,14 +70,24 @@ class Config:
 
 
 def make(
-    config: Config, *, env: HostEnv, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
+    config: Config,
+    *,
+    env: HostEnv,
+    algorithm: Algorithm,
+    num_envs: int,
+    num_steps: int,
+    num_shards: int,
+    own_places: bool = False,
 ) -> HostSource:
     """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of all shards.
+
+    Args:
+      own_places: every environment has its own place in all batches, and the learner waits for all workers.
 
     Raises:
       ConfigError: the workers cannot share the environments evenly, or a message would be too large.
     """
-    del num_shards
+    sizes = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
     if num_envs % config.num_workers:
         fits = max(n for n in range(1, config.num_workers) if num_envs % n == 0)
         raise ConfigError(
@@ -91,10 +101,10 @@ def make(
             f"algo.source.max_message_bytes: {config.max_message_bytes} is less than the {rows.num_bytes} of the "
             f"{num_envs // config.num_workers} environments of a worker; allow more, or take more workers"
         )
-    if config.batch_size is not None and config.batch_size < num_envs // config.num_workers:
+    if config.inference_batch is not None and config.inference_batch < num_envs // config.num_workers:
         raise ConfigError(
-            f"algo.source.batch_size: {config.batch_size} is less than the {num_envs // config.num_workers} environments of a "
-            "worker, which are acted for together; allow more, or take more workers"
+            f"algo.source.inference_batch: {config.inference_batch} is less than the {num_envs // config.num_workers} environments "
+            "of a worker, which are acted for together; allow more, or take more workers"
         )
     address.check(config.address)
     place: Path | None = None
@@ -137,8 +147,9 @@ def make(
                 num_envs=num_envs // config.num_workers,
                 num_steps=num_steps,
                 max_lag=config.max_lag,
-                batch_size=config.batch_size or num_envs,
-                batch_timeout_s=config.batch_timeout_ms / 1000,
+                own_places=own_places,
+                batch_size=config.inference_batch or num_envs,
+                batch_timeout_s=config.inference_wait_ms / 1000,
                 start=_start(config),
                 address=config.address,
                 tls=address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority),
@@ -188,6 +199,7 @@ def make(
         close,
         shapes,
         env_steps_per_update=num_envs * num_steps,
+        in_places=lambda: make(config, env=env, algorithm=algorithm, own_places=True, **sizes),
         check=check,
         at=at,
     )

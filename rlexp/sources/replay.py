@@ -146,6 +146,7 @@ def _beside(steps: HostSource, config: Config, *, num_shards: int, **sizes: Any)
     def shapes(policy: Any) -> Batch:
         return _of_one_shard(steps.shapes(policy)[1], num_shards)
 
+    steps = steps.in_places() if steps.in_places else steps
     memory = _memory(config, shapes, num_shards=num_shards, **sizes)
     return steps._replace(
         memory=memory,

@@ -9,6 +9,10 @@ worker that is slow has fewer of them, and nobody waits for it.
 Those that began with a policy before n - max_lag + 1 are in it: by the rule above there are no more than num_workers of them. One
 that is not complete, of a slow worker, ends there, and its other rows have `valid` 0. So none is older than max_lag, and nothing
 complete is thrown away. With max_lag 0 no others could be complete, and the learner waits for all.
+
+A memory of batches (`rlexp.sources.replay`) reads on from one batch to the next, so that each place in a batch has to be of the
+same environments: with `own_places` a batch has the next unroll of each worker, and the learner waits for all of them. Where a life
+ends, its last observation is a row of the next life's first unroll, which starts no transition.
 """
 
 from collections.abc import Sequence
@@ -35,8 +39,8 @@ class Row(NamedTuple):
 class Unroll:
     """What one worker's environments do in num_steps steps, with policies of this version or newer ones."""
 
-    def __init__(self, life: Any, version: int, number: int, memory: list[np.ndarray]):
-        self.life, self.version, self.number, self.memory = life, version, number, memory
+    def __init__(self, life: Any, worker: int, version: int, number: int, memory: list[np.ndarray]):
+        self.life, self.worker, self.version, self.number, self.memory = life, worker, version, number, memory
         self.rows: list[Row] = []
         self.final: tuple[list[np.ndarray], np.ndarray] | None = None  # obs and first after the last row
 
@@ -44,10 +48,13 @@ class Unroll:
 class Unrolls:
     """Of all workers. One thread calls it."""
 
-    def __init__(self, *, num_workers: int, num_steps: int, max_lag: int):
+    def __init__(self, *, num_workers: int, num_steps: int, max_lag: int, own_places: bool = False):
         self._num_workers, self._num_steps, self._max_lag = num_workers, num_steps, max_lag
+        self._own_places = own_places
         self.version = -1
-        self._begun = 0  # that were learnt from, are complete, or under way
+        # That were learnt from, are complete, or under way; of each worker, or of all together.
+        self._begun = [0] * (num_workers if own_places else 1)
+        self._ends: dict[int, Unroll] = {}  # of a worker: the last one that was complete
         self._number = 0
         self._open: dict[Any, Unroll] = {}  # of a life
         self._complete: list[Unroll] = []
@@ -57,19 +64,33 @@ class Unrolls:
         """There is a policy of the next version."""
         self.version += 1
 
-    def num_free(self) -> int:
-        """So many may begin."""
-        return max(0, self._num_workers * (self.version + self._max_lag + 1) - self._begun)
+    def may_begin(self, worker: int, others: int = 0) -> bool:
+        """Whether this one may, beside others that will."""
+        newest = self.version + self._max_lag + 1
+        if self._own_places:
+            return self._begun[worker] < newest
+        return self._begun[0] + others < self._num_workers * newest
 
     def under_way(self, life: Any) -> Unroll | None:
         """The one that this life has begun."""
         return self._open.get(life)
 
-    def begin(self, life: Any, memory: list[np.ndarray]) -> None:
+    def begin(self, life: Any, worker: int, memory: list[np.ndarray]) -> None:
         """With the newest policy."""
-        assert self.num_free() and life not in self._open
-        self._open[life] = Unroll(life, self.version, self._number, memory)
-        self._begun, self._number = self._begun + 1, self._number + 1
+        assert self.may_begin(worker) and life not in self._open
+        self._open[life] = unroll = self._new(life, worker, memory)
+        end = self._ends.get(worker)
+        if self._own_places and end is not None and end.life is not life:
+            unroll.rows.append(_gap(end))
+            if self._num_steps == 1:  # it is all of an unroll, and the life's own is one more than may begin
+                unroll.final, self._ends[worker] = end.final, unroll
+                self._complete.append(unroll)
+                self._open[life] = self._new(life, worker, memory)
+
+    def _new(self, life: Any, worker: int, memory: list[np.ndarray]) -> Unroll:
+        self._begun[worker if self._own_places else 0] += 1
+        self._number += 1
+        return Unroll(life, worker, self.version, self._number, memory)
 
     def add(self, life: Any, row: Row, final: tuple[list[np.ndarray], np.ndarray]) -> None:
         """The next row; `final` are the observation and `first` that came of it."""
@@ -77,17 +98,20 @@ class Unrolls:
         unroll.rows.append(row)
         unroll.final = final
         if len(unroll.rows) == self._num_steps:
+            self._ends[unroll.worker] = unroll
             self._complete.append(self._open.pop(life))
 
     def drop(self, life: Any) -> None:
         """The life has ended: what it has not completed is gone, and another unroll may begin in its place."""
-        if self._open.pop(life, None):
-            self._begun -= 1
+        if unroll := self._open.pop(life, None):
+            self._begun[unroll.worker if self._own_places else 0] -= 1
 
     def take(self) -> list[Unroll] | None:
-        """The next batch, where it can be made, once for each version: those that began first in front."""
+        """The next batch, where it can be made, once for each version: those that began first in front, or worker by worker."""
         if self._taken > self.version or len(self._complete) < self._num_workers:
             return None
+        if self._own_places:
+            return self._next_of_each()
         oldest = self.version - self._max_lag
         for unroll in [unroll for unroll in self._open.values() if unroll.version <= oldest]:
             if unroll.rows:
@@ -102,6 +126,25 @@ class Unrolls:
         self._complete = (must + may)[self._num_workers :]
         self._taken += 1
         return batch
+
+    def _next_of_each(self) -> list[Unroll] | None:
+        firsts: dict[int, Unroll] = {}
+        for unroll in self._complete:
+            firsts.setdefault(unroll.worker, unroll)
+        if len(firsts) < self._num_workers:
+            return None
+        batch = [firsts[worker] for worker in range(self._num_workers)]
+        self._complete = [unroll for unroll in self._complete if unroll not in batch]
+        self._taken += 1
+        return batch
+
+
+def _gap(end: Unroll) -> Row:
+    """Between the last row of a life and the first of the next: the observation that the last one led to."""
+    row, final = end.rows[-1], end.final
+    assert final is not None
+    zeros = np.zeros_like(row.reward)
+    return row._replace(obs=final[0], first=final[1], reward=zeros, discount=zeros + 1, valid=zeros, ended=None)
 
 
 def side_by_side(unrolls: Sequence[Unroll], num_steps: int) -> tuple[Row, list[np.ndarray]]:

@@ -63,6 +63,7 @@ def acting(place: Path, **settings: Any) -> Iterator[Acting]:
         num_envs=NUM_ENVS,
         num_steps=NUM_STEPS,
         max_lag=1,
+        own_places=False,
         batch_size=100,
         batch_timeout_s=0.002,
         start=None,

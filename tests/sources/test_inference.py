@@ -57,7 +57,7 @@ def test_a_run_trains_on_workers_without_jax(tmp_path, algo):
 def test_a_policy_that_remembers(tmp_path, algo):
     """With a memory for each environment; that it goes on across unrolls test_inference_server.py shows."""
     small = [line for line in SMALL if "hidden" not in line]
-    one = ("algo.source.num_workers=1", "algo.source.max_lag=0", "algo.num_envs=2", "shards=1")
+    one = ("algo.source.num_workers=1", "algo.source.max_lag=0", "algo.num_envs=4", "shards=1")
     lead = build("env=gymnasium/cartpole", "source=inference", f"algo={algo}", "network=gru", *one, *small)
     compiled = program.trace([lead], layout_of([lead])).compile()
     compiled.at(tmp_path)
@@ -66,6 +66,31 @@ def test_a_policy_that_remembers(tmp_path, algo):
     finally:
         compiled.close()
     assert metrics["train/lag_mean"].sum == 0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(run.state.params)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", ["algo=dqn algo.num_updates=2", "algo=r2d2 network=gru algo.sequence_length=12 algo.burn_in=2"]
+)
+def test_what_workers_make_comes_into_a_replay(tmp_path, line):
+    """Each environment has its place there; nothing but YAML."""
+    small = [override for override in SMALL if "hidden" not in override and "total" not in override]
+    sizes = (
+        "algo.source.capacity=256",
+        "algo.source.batch_size=8",
+        "algo.source.prefill_env_steps=64",
+        "algo.num_envs=4",
+    )
+    lead = build("env=gymnasium/cartpole", "source=inference", *small, *sizes, "algo.num_steps=8", "shards=1",
+                 "total_env_steps=320", *line.split())  # fmt: skip
+    compiled = program.trace([lead], layout_of([lead])).compile()
+    compiled.at(tmp_path)
+    try:
+        run, metrics = compiled.chunk(compiled.init(), 3)
+    finally:
+        compiled.close()
+    assert metrics["train/lag_mean"].count == 3 and metrics["train/workers_lost"].sum == 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(run.state.params)))
 
 
@@ -94,7 +119,7 @@ def test_one_worker_without_a_lag_gives_the_same_numbers_again(tmp_path):
     ("line", "said"),
     [
         ("algo.source.num_workers=3", r"num_workers: 3 does not divide algo\.num_envs 4; the nearest that fits is 2"),
-        ("algo.source.batch_size=1", r"batch_size: 1 is less than the 2 environments of a worker"),
+        ("algo.source.inference_batch=1", r"inference_batch: 1 is less than the 2 environments of a worker"),
         ("algo.source.max_message_bytes=40", r"max_message_bytes: 40 is less than the \d+ of the 2 environments"),
         ("algo.source.address=here", r"address: 'here' is none; allowed: host:port"),
         ("algo.source.address=no.such.host.invalid:1", r"address: it is not possible to listen on 'no\.such"),

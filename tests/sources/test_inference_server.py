@@ -91,6 +91,31 @@ def test_a_slow_worker_stalls_nobody(tmp_path):
         worker.join(10)
 
 
+def test_each_worker_has_its_place_where_batches_are_remembered(tmp_path):
+    """A life that ends leaves a row that starts no transition, and the next one begins behind it."""
+    with acting(tmp_path, num_workers=2, max_lag=1, own_places=True) as server:
+        workers = [
+            Plays(tmp_path, 0),
+            Plays(tmp_path, 1, before_step=lambda step: step == 7 and threading.Event().wait(0.3)),
+        ]
+        batches = [server.learn_from(policy(0))[0]]
+        workers.append(Plays(tmp_path, 0, life=1))
+        batches += [server.learn_from(policy(update))[0] for update in range(1, 8)]
+        ends: dict[int, list] = {}
+        for unrolls in batches:
+            assert [int(u.rows[0].obs[0][0, 0]) for u in unrolls] == [0, 1]
+            for worker, unroll in enumerate(unrolls):
+                assert len(unroll.rows) == NUM_STEPS and unroll.final is not None
+                begin = unroll.rows[0].obs[0].tolist()
+                assert begin == ends.get(worker, begin)
+                ends[worker] = unroll.final[0][0].tolist()
+        assert ends[0][0][1] == 1
+        gaps = [u.rows[0] for unrolls in batches for u in unrolls if u.rows[0].obs[0][0, 1] != u.rows[1].obs[0][0, 1]]
+        assert len(gaps) == 1 and not gaps[0].valid.any()
+    for worker in workers:
+        worker.join(10)
+
+
 def test_a_part_of_a_batch_does_not_wait_for_the_others(tmp_path):
     """Two of four: the others step for as long as the test lasts."""
     hold = threading.Event()

@@ -20,15 +20,19 @@ def final(worker: int, step: int) -> tuple[list[np.ndarray], np.ndarray]:
     return row(worker, step).obs, np.ones(2, bool)
 
 
-@pytest.mark.parametrize("max_lag", [0, 1, 2, 4])
+@pytest.mark.parametrize(("own_places", "num_steps"), [(False, NUM_STEPS), (True, NUM_STEPS), (True, 1)])
+@pytest.mark.parametrize("max_lag", [0, 1, 4])
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
-def test_whatever_workers_do_no_batch_is_too_old_and_no_complete_unroll_is_lost(num_workers, max_lag):
-    for seed in range(8):
+def test_whatever_workers_do_no_batch_is_too_old_and_no_complete_unroll_is_lost(
+    num_workers, max_lag, own_places, num_steps
+):
+    gaps = 0
+    for seed in range(4):
         dice = random.Random(seed)
         speeds = [dice.choice([0.02, 0.3, 1.0]) for _ in range(num_workers)]
-        unrolls = Unrolls(num_workers=num_workers, num_steps=NUM_STEPS, max_lag=max_lag)
+        unrolls = Unrolls(num_workers=num_workers, num_steps=num_steps, max_lag=max_lag, own_places=own_places)
         steps, lives = [0] * num_workers, list(range(num_workers))
-        complete, taken, cut, wanted, idle = set(), [], 0, False, 0
+        complete, taken, cut, wanted, idle, follows = set(), [], 0, False, 0, {}
         while len(taken) < 12:
             if not wanted and dice.random() < 0.1:
                 unrolls.publish()
@@ -39,13 +43,14 @@ def test_whatever_workers_do_no_batch_is_too_old_and_no_complete_unroll_is_lost(
                 if dice.random() < 0.02:  # it is killed, and comes again as another
                     unrolls.drop(lives[w])
                     lives[w] += num_workers
+                    steps[w] += 100  # another history
                 elif (mine := unrolls.under_way(lives[w])) is None:
-                    if unrolls.num_free():
-                        unrolls.begin(lives[w], [])
+                    if unrolls.may_begin(w):
+                        unrolls.begin(lives[w], w, [])
                 else:
                     unrolls.add(lives[w], row(w, steps[w]), final(w, steps[w] + 1))
                     steps[w] += 1
-                    if len(mine.rows) == NUM_STEPS:
+                    if len(mine.rows) == num_steps:
                         complete.add(mine)
             batch = unrolls.take() if wanted else None
             idle = 0 if batch else idle + 1
@@ -55,33 +60,44 @@ def test_whatever_workers_do_no_batch_is_too_old_and_no_complete_unroll_is_lost(
             wanted = False
             assert len(batch) == num_workers and unrolls.take() is None
             for unroll in batch:
-                assert 0 <= unrolls.version - unroll.version <= max_lag
-                assert 1 <= len(unroll.rows) <= NUM_STEPS
+                late = num_steps == 1 and gaps > 0  # a gap is then all of an unroll
+                assert 0 <= unrolls.version - unroll.version <= max_lag + late
+                assert 1 <= len(unroll.rows) <= num_steps
                 shown = [int(r.obs[0][0, 1]) for r in unroll.rows]
-                assert shown == list(range(shown[0], shown[0] + len(shown)))
-                cut += len(unroll.rows) < NUM_STEPS
+                gap = int(unroll.rows[0].valid[0] == 0)  # the row before is of another life
+                own = shown[gap:]
+                assert own == list(range(own[0], own[0] + len(own))) if own else num_steps == 1
+                if own_places:  # each goes on where the one before has ended
+                    assert shown[0] == follows.get(unroll.worker, shown[0])
+                    follows[unroll.worker] = int(unroll.final[0][0][0, 1])
+                    if not own:  # what comes next is of the new life
+                        del follows[unroll.worker]
+                    gaps += gap
+                cut += len(unroll.rows) < num_steps
+            assert not own_places or [unroll.worker for unroll in batch] == list(range(num_workers))
             taken.append(batch)
         flat = [unroll for batch in taken for unroll in batch]
         assert len(set(flat)) == len(flat)
-        assert cut == 0 or (max_lag and num_workers > 1)
+        assert cut == 0 or (max_lag and num_workers > 1 and not own_places)
         assert len(complete - set(flat)) <= num_workers * (max_lag + 1)  # those that still wait
+    assert bool(gaps) == own_places
 
 
 def test_one_that_ended_early_has_no_transitions_after_its_end():
     unrolls = Unrolls(num_workers=2, num_steps=NUM_STEPS, max_lag=1)
     unrolls.publish()
     for life in "ab":
-        unrolls.begin(life, [np.array([ord(life)] * 2)])
+        unrolls.begin(life, 0, [np.array([ord(life)] * 2)])
     for step in range(2 * NUM_STEPS):  # the second one steps twice in all
         if step == NUM_STEPS:
-            unrolls.begin("a", [np.array([7, 7])])
+            unrolls.begin("a", 0, [np.array([7, 7])])
         unrolls.add("a", row(0, step), final(0, step + 1))
         if step < 2:
             unrolls.add("b", row(1, step), final(1, step + 1))
     assert [len(u.rows) for u in unrolls.take() or []] == [NUM_STEPS, NUM_STEPS]  # it need not be waited for
     unrolls.publish()
     for _ in range(2):
-        unrolls.begin("a", [np.array([8, 8])])
+        unrolls.begin("a", 0, [np.array([8, 8])])
         for step in range(8, 8 + NUM_STEPS):
             unrolls.add("a", row(0, step), final(0, step + 1))
     batch = unrolls.take()
