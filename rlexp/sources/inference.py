@@ -7,9 +7,9 @@
 This is SEED RL (arXiv:1910.06591): what crosses processes are observations and actions, never parameters. The server acts for
 those who wait, as soon as they are `inference_batch` environments, or nobody else is to come, or the first has waited for
 `inference_wait_ms`. It owns what the policy remembers of each environment, its last action, and its unfinished unroll. Each step
-has the newest policy, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how old
-they may be: at most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along and
-nothing else; it is started anew.
+has the newest policy, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how
+old they may be: at most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along
+and nothing else; it is started anew.
 
 A checkpoint keeps the key alone, as that of `rlexp.sources.host`. With several workers the numbers depend on the clock.
 """
