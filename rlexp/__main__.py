@@ -317,9 +317,10 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
 
     with compose.one_line():
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        jobs = grid([o for o in parsed if not o.is_interval_sweep()])
+        counted = [o for o in parsed if not o.is_interval_sweep()]
+        jobs = grid(counted)
     if not jobs:
-        empty = [o.input_line for o in parsed if o.is_sweep_override() and not list(o.sweep_iterator())]
+        empty = [o.input_line for o in counted if o.is_sweep_override() and not list(o.sweep_iterator())]
         raise ConfigError(f"{' '.join(map(str, empty))}: there is nothing to run in it")
     return jobs[0]
 
