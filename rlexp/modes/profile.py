@@ -23,6 +23,7 @@ from rlexp.modes.compilation import no_compilation_cache
 from rlexp.storage import rundir, store
 from rlexp.training import program
 from rlexp.training.evaluate import episode_means
+from rlexp.training.host import Shares
 from rlexp.training.layout import Layout, layout_of, over_members
 from rlexp.training.members import Member
 from rlexp.training.metrics import mean
@@ -54,7 +55,10 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
     folder, device = member.dir / "profile", layout.mesh.devices.flat[0]
     folder.mkdir(exist_ok=True)
 
-    run, report = _clocks(lead, layout, traced, compiled, run, update or 0, folder / jsonl.NAME)
+    if lead.on_host:
+        run, report = _host_clocks(lead, compiled, run, update or 0)
+    else:
+        run, report = _clocks(lead, layout, traced, compiled, run, update or 0, folder / jsonl.NAME)
     num_updates = max(1, round(_TRACED_CHUNK_S / report["seconds_per_update"]["chunk"]))
     file = _trace(folder, compiled, run, num_updates)
     trace = ProfileData.from_file(str(file))
@@ -72,7 +76,8 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
     steps = None if update is None else lead.env_steps(update)
     summary = rundir.summary(env_steps=steps or 0, compile_s=compiled.compile_s, resumed_from=steps)
     rundir.write_json(member.dir / "summary.json", summary)
-    _print(report, member.dir)
+    compiled.close()
+    (_print_shares if lead.on_host else _print)(report, member.dir)
 
 
 def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path | None) -> tuple[Run, int | None]:
@@ -154,6 +159,30 @@ def _clocks(
         "evaluation": {"seconds": evaluation_s, "episodes": lead.config.eval.num_episodes},
         "host_per_chunk": {"fetch_s": fetch_s, "write_s": write_s},
         "fetched_per_chunk": {"arrays": len(fetched), "bytes": sum(x.nbytes for x in fetched)},
+    }
+
+
+def _host_clocks(lead: Experiment, compiled: Program, run: Run, update: int) -> tuple[Run, dict[str, Any]]:
+    """Of a run whose environments or data are on the host: what the time of the learner's thread goes to."""
+    run, _ = compiled.chunk(run, 1)  # opens environments
+    seconds, (run, _) = _timed(compiled.chunk, run, 1)
+    num_updates = min(_MAX_UPDATES, max(1, round(_CHUNK_S / seconds)))
+    rounds = []
+    for _ in range(_REPETITIONS):
+        seconds, (run, metrics) = _timed(compiled.chunk, run, num_updates)
+        evaluation_s, _ = _timed(compiled.evaluate, run, update)
+        rounds.append(
+            (seconds, evaluation_s, *(float(mean(metrics[f"time/{name}_share"])[0]) for name in Shares.NAMES))
+        )
+    chunk_s, evaluation_s, *shares = map(median, zip(*rounds, strict=True))
+    return run, {
+        "repetitions": _REPETITIONS,
+        "updates_per_chunk": num_updates,
+        "env_steps_per_update": lead.env_steps_per_update,
+        "env_steps_per_second": lead.env_steps_per_update * num_updates / chunk_s,
+        "seconds_per_update": {"chunk": chunk_s / num_updates},
+        "shares": dict(zip(Shares.NAMES, shares, strict=True)),
+        "evaluation": {"seconds": evaluation_s, "episodes": lead.config.eval.num_episodes},
     }
 
 
@@ -246,6 +275,24 @@ def summarise(profile: Any, origins: Mapping[str, str], *, num_device_updates: i
 
 
 # --- what the user sees ----------------------------------------------------------------------------------------------
+
+
+_MEANT = {
+    "acting": "the policy and the environments, or reading data, one after the other with the learning",
+    "learning": "until the policy of the update is there",
+    "copying": "batches to the devices",
+    "waiting": "for those who act while the learner learns",
+}
+
+
+def _print_shares(report: dict[str, Any], run_dir: Path) -> None:
+    update_s, devices = report["seconds_per_update"]["chunk"], report["devices"]
+    print(f"{report['algo']} on {report['env']}, {devices['num']} x {devices['kind']}; an update has")
+    print(f"{report['env_steps_per_update']:,} environment steps, and takes {1e3 * update_s:,.3f} ms: ", end="")
+    print(f"{report['env_steps_per_second']:,.0f} environment steps/s\n")
+    for name, share in report["shares"].items():
+        print(f"{name:<12}{share:>6.1%}{1e3 * share * update_s:>12,.3f} ms  {_MEANT[name]}")
+    print(f"\nAll numbers: {run_dir / 'profile.json'}; the trace of the learning: {run_dir / 'profile'}")
 
 
 def _print(report: dict[str, Any], run_dir: Path) -> None:

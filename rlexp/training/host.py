@@ -43,7 +43,9 @@ from rlexp.training.parts import (
     refill_key,
     train_keys,
 )
-from rlexp.types import Batch, Key, Metrics, PyTree, Settings, TimeStep, Trajectory
+from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Settings, TimeStep, Trajectory
+
+WAITED = "time/learner_waited_s"  # a source's metric, where others act while the learner learns
 
 
 def check(experiment: Experiment) -> None:
@@ -51,13 +53,14 @@ def check(experiment: Experiment) -> None:
     config = experiment.config
     reasons = {
         "check": "compares one compiled program on several meshes",
-        "profile": "takes one compiled program apart",
     }
     if why := reasons.get(config.run):
         what = (
             "these environments run on the host" if experiment.steps_environments else "this data comes from the host"
         )
-        raise ConfigError(f"run: {config.run} {why}, and {what}, outside of it; allowed: train|eval|plan|record")
+        raise ConfigError(
+            f"run: {config.run} {why}, and {what}, outside of it; allowed: train|eval|plan|profile|record"
+        )
     if config.run == "plan" or (num := jax.process_count()) == 1:
         return
     if isinstance(experiment.env_of(experiment.settings), HostEnv):
@@ -247,16 +250,23 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 state, kept = run.state, _kept(run.data)
                 data = jax.device_put(_first(_here(_stepped(run.data))), actor)
                 sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
+                shares = Shares()
                 for _ in range(num_updates):
-                    data, batch, collected = source.next(data, acting(state))
+                    policy = jax.block_until_ready(acting(state))
+                    shares.lap("learning")
+                    data, batch, collected = source.next(data, policy)
+                    shares.lap("acting", waited=collected.get(WAITED))
                     batch, ids = put(batch), batch.ids
                     collected = everywhere(collected)
+                    shares.lap("copying")
                     jax.block_until_ready(sums)  # of the update before: no more than one batch waits on the devices
+                    shares.lap("learning")
                     state, kept, sums, told = learn(state, kept, run.settings, batch, collected, sums)
                     if told is not None:
                         data = source.feedback(data, ids, np.asarray(told))
                 sums = _alone(jax.tree.map(np.asarray, jax.block_until_ready(sums)))
-                return Run(state, place(data, kept), run.settings), sums
+                shares.lap("learning")
+                return Run(state, place(data, kept), run.settings), sums | shares.metrics()
 
             def close() -> None:
                 source.close()
@@ -299,6 +309,29 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return Traced(abstract_run, settings_now, compile_all, lambda: player()[0], lower_learn, refill, of)
 
     return of(experiments)
+
+
+class Shares:
+    """What the time of the learner's thread goes to."""
+
+    NAMES = ("acting", "learning", "copying", "waiting")
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = dict.fromkeys(self.NAMES, 0.0)
+        self._last = time.perf_counter()
+
+    def lap(self, name: str, *, waited: Mean | None = None) -> None:
+        """The time since the last call; of it `waited` was waiting for those who act elsewhere."""
+        now, waiting = time.perf_counter(), 0.0 if waited is None else float(waited.sum)
+        self._seconds[name] += now - self._last - waiting
+        self._seconds["waiting"] += waiting
+        self._last = now
+
+    def metrics(self) -> Metrics:
+        """Means over all time, as any metric: of [members]."""
+        parts: Any = {name: np.asarray([seconds], np.float32) for name, seconds in self._seconds.items()}
+        total = np.sum([*parts.values()], axis=0)
+        return {f"time/{name}_share": Mean(part, total) for name, part in parts.items()}
 
 
 class Remembered(NamedTuple):

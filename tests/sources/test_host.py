@@ -187,6 +187,9 @@ def test_a_line_has_the_time_of_its_own_chunk(trained):
     reports.hand_in(metrics.Chunk(2, 1, jax.tree.map(jnp.asarray, counted), None))
     assert reported == [1]
     assert [row["time/chunk_s"] > 1e-3 for row in rows(trained.dir)[1:]] == [True, True]
+    for row in rows(trained.dir)[1:]:
+        assert sum(row[f"time/{name}_share"] for name in host.Shares.NAMES) == pytest.approx(1, abs=1e-5)
+        assert row["time/waiting_share"] == 0 < row["time/acting_share"]
 
 
 def test_a_resumed_run_says_what_it_has_not(trained):
@@ -250,7 +253,7 @@ def test_init_begins_anew():
     twice = []
     for _ in range(2):
         run, metrics = compiled.chunk(compiled.init(), 1)
-        twice.append(jax.device_get((run.state.params, metrics)))
+        twice.append(jax.device_get((run.state.params, *without_clock([metrics]))))
     compiled.close()
     for x, y in zip(*map(jax.tree.leaves, twice), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -306,7 +309,16 @@ def test_members_are_refused():
         program.trace(members, layout_of(members))
 
 
-@pytest.mark.parametrize("run", ["check", "profile"])
+def test_a_profile_has_the_shares_of_the_time(place, capsys):
+    overrides = (*QUIET, *CARTPOLE, "source=actors", "eval.num_episodes=1")
+    profiled = rlexp.train(overrides, {"hydra.run.dir": "profiled"}, run="profile")
+    report = rundir.read_json(profiled.dir / "profile.json")
+    assert sorted(report["shares"]) == ["acting", "copying", "learning", "waiting"]
+    assert sum(report["shares"].values()) == pytest.approx(1, abs=0.2)  # medians
+    assert report["env_steps_per_second"] > 0 and "learning" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("run", ["check"])
 def test_modes_that_take_a_compiled_program_apart_say_so(run, tmp_path):
     with pytest.raises(ConfigError, match=rf"run: {run} .*; allowed: train\|eval\|plan"):
         rlexp.train([*QUIET, *CARTPOLE], {"hydra.run.dir": tmp_path / "run"}, run=run)
