@@ -19,7 +19,10 @@ RUN = {f"a/{name}": content for name, content in SOUND.items()}
 # The samples: (arguments, words of the line). What else must hold of each is in `wrong_with`.
 SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["-m", "seed=range(4,0)"]), ["seed=range(4,0)", "nothing to run"]),
-    (Line(["-m", "seed=range(4,0)", "sweeper=random", "algo.hp.lr=interval(1e-4,1e-3)"]), ["seed=range(4,0)", "nothing to run"]),
+    (
+        Line(["-m", "seed=range(4,0)", "sweeper=random", "algo.hp.lr=interval(1e-4,1e-3)"]),
+        ["seed=range(4,0)", "nothing to run"],
+    ),
     (Line(["-m", "run=eval"]), ["resume", "run=eval"]),
     (Line(["-m", "run=train,eval"]), ["resume", "run=eval"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null/x"]), ["hydra.sweep.dir", "/dev/null/x"]),
