@@ -76,7 +76,7 @@ class Player:
 
     def __init__(self, life: Life, num_envs: int):
         self.life = life
-        self.now: list[np.ndarray] = []  # the arrays of the last ROWS
+        self.told = Told(life, b"", [])  # the last ROWS
         self.waits_since: float | None = None  # for its actions
         self.acted: tuple[np.ndarray, list[np.ndarray]] | None = None  # action and extras of that row; None: it is new
         self.episode_return = np.zeros((num_envs,), np.float32)
@@ -103,7 +103,8 @@ class Acting:
         self._table: PyTree = None  # what the policy remembers, of all workers and one more that is nobody
         self._act = jax.jit(self._acted, donate_argnums=(1,))
         self._most = max(1, min(settings.num_workers, settings.batch_size // settings.num_envs))  # workers at once
-        self.structures = Structures(None, jax.tree.structure(jax.eval_shape(lambda: algorithm.carry(1))))
+        self._placed: Any = None  # the structure of (clipped action, action, extras)
+        self._memory_structure = jax.tree.structure(jax.eval_shape(lambda: algorithm.carry(1)))
         self._players: dict[int, Player] = {}
         self._counted = Counted()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -150,6 +151,11 @@ class Acting:
         self._thread.start()
         if settings.start is not None:
             self._keeper = Keeper(settings.start(self._folder), settings.num_workers, self._fail)
+
+    @property
+    def structures(self) -> Structures:
+        """As soon as there is a batch."""
+        return Structures(self._placed.children()[2], self._memory_structure)
 
     # --- the learner's side ------------------------------------------------------------------------------------------------
 
@@ -224,7 +230,7 @@ class Acting:
     def _take_in(self, event: Any) -> None:
         if isinstance(event, Told):
             if (player := self._player(event.life)) is not None:
-                self._step(player, event.arrays)
+                self._step(player, event)
         elif isinstance(event, Joined):
             self._welcome(event.life)
         elif isinstance(event, Left):
@@ -257,9 +263,10 @@ class Acting:
         self._policy = policy
         self._unrolls.publish()
 
-    def _step(self, player: Player, arrays: list[np.ndarray]) -> None:
+    def _step(self, player: Player, told: Told) -> None:
         """What came of the last actions, or the first rows of all."""
-        before, player.now, player.waits_since = player.now, arrays, time.monotonic()
+        before, arrays = player.told.arrays, told.arrays
+        player.told, player.waits_since = told, time.monotonic()
         self._moved = player.waits_since
         if not before:
             return
@@ -308,50 +315,57 @@ class Acting:
     def _answer(self, players: list[Player]) -> None:
         size, num = self._settings.num_envs, len(players)
         room = min(self._most, 1 << (num - 1).bit_length())  # few shapes, each of which is compiled once
-        arrays = [
-            np.concatenate([*columns, *[np.zeros_like(columns[0])] * (room - num)])
-            for columns in zip(*(player.now for player in players), strict=True)
-        ]
-        slots = np.full((room,), self._settings.num_workers, np.int32)
-        slots[:num] = [player.life.worker for player in players]
-        new = np.ones((room,), bool)
-        new[:num] = [player.acted is None for player in players]
-        placed, before, self._table = self._act(
-            self._policy, self._table, slots, new, arrays, self._key, np.uint32(self._num_calls)
-        )
+        # All that there is to tell goes to the device as two arrays: there each one costs more than its bytes.
+        numbers = np.full((2, room + 1), self._settings.num_workers, np.int32)
+        numbers[1], numbers[:, room] = 1, self._num_calls % 2**31
+        numbers[0, :num] = [player.life.worker for player in players]
+        numbers[1, :num] = [player.acted is None for player in players]
+        messages = np.zeros((room, self._rows.num_bytes), np.uint8)
+        for i, player in enumerate(players):
+            messages[i] = np.frombuffer(player.told.message, np.uint8)
+        placed, before, self._table = self._act(self._policy, self._table, numbers, messages, self._key)
         self._num_calls += 1
-        clipped, action, extras = jax.device_get(placed)
-        leaves, structure = jax.tree.flatten(extras)
-        self.structures = self.structures._replace(extras=structure)
+        leaves, self._placed = jax.tree.flatten(placed)
+        clipped, action, *extras = [np.asarray(leaf) for leaf in leaves]
         memory: list[np.ndarray] | None = None
         for i, player in enumerate(players):
             own = slice(i * size, (i + 1) * size)
             if self._unrolls.under_way(player.life) is None:
                 memory = jax.tree.leaves(jax.device_get(before)) if memory is None else memory
                 self._unrolls.begin(player.life, player.life.worker, [leaf[own] for leaf in memory])
-            player.acted, player.waits_since = (action[own], [leaf[own] for leaf in leaves]), None
+            player.acted, player.waits_since = (action[own], [leaf[own] for leaf in extras]), None
             player.life.answer(wire.pack(Kind.ACTIONS, player.life.count - 1, self._actions, [clipped[own]]))
         self._counted = self._counted._replace(
             calls=self._counted.calls + 1, acted_for=self._counted.acted_for + num * size
         )
 
-    def _acted(self, policy: Any, table: Any, slots: Any, new: Any, arrays: list[Any], key: Key, number: Any) -> Any:
-        """Of the workers at `slots`: what to do, what each remembered (nothing, if it is new), and the table of that now."""
-        size = self._settings.num_envs
+    def _acted(self, policy: Any, table: Any, numbers: Any, messages: Any, key: Key) -> Any:
+        """Of the workers in `numbers`: what to do, what each remembered (nothing, if it is new), and the table of that now."""
+        size, slots, new = self._settings.num_envs, numbers[0, :-1], numbers[1, :-1] == 1
         envs = (slots[:, None] * size + jnp.arange(size, dtype=jnp.int32)).reshape(-1)
-        reward, discount = arrays[:2]
-        *leaves, first, last = arrays[2 + len(self._env.info) :]
+        reward, discount, *others = [_read(leaf, messages) for leaf in self._rows.leaves]
+        *leaves, first, last = others[len(self._env.info) :]
         obs = jax.tree.unflatten(jax.tree.structure(self._env.spec.observation), leaves)
-        timestep = TimeStep(obs, reward, discount, first, last)
         begun = ~jnp.repeat(new, size)
         before = jax.tree.map(
             lambda x, start: jnp.where(begun.reshape(-1, *[1] * (x.ndim - 1)), x[envs], start),
             table,
             self._algorithm.carry(len(envs)),
         )
-        action, after, extras = self._algorithm.act(policy, before, timestep, jax.random.fold_in(key, number))
+        timestep = TimeStep(obs, reward, discount, first, last)
+        action, after, extras = self._algorithm.act(policy, before, timestep, jax.random.fold_in(key, numbers[0, -1]))
         table = jax.tree.map(lambda x, y: x.at[envs].set(y), table, after)
         return (clip_action(self._env.spec, action), action, extras), before, table
+
+
+def _read(leaf: wire.Leaf, messages: jax.Array) -> jax.Array:
+    """One array of all messages [n, bytes], as `wire.unpack` reads it of one; environment beside environment."""
+    raw = messages[:, leaf.begin : leaf.end].reshape(-1, *leaf.shape[1:], leaf.dtype.itemsize)
+    if leaf.dtype == np.bool_:
+        return raw[..., 0] != 0
+    if leaf.dtype.itemsize == 1:
+        raw = raw[..., 0]
+    return jax.lax.bitcast_convert_type(raw, leaf.dtype)
 
 
 def rows_of(env: HostEnv, num_envs: int) -> wire.Layout:

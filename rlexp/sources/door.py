@@ -56,7 +56,8 @@ class Told(NamedTuple):
     """ROWS, as the layout has them."""
 
     life: Life
-    arrays: list[np.ndarray]
+    message: bytes
+    arrays: list[np.ndarray]  # which lie in the message
 
 
 class Failed(NamedTuple):
@@ -202,7 +203,7 @@ class Door:
         arrays = wire.unpack(Kind.ROWS, life.count, self._rows, message)
         life.count += 1
         life.asked = None
-        self._inbox.put(Told(life, arrays))
+        self._inbox.put(Told(life, message, arrays))
 
     def _leave(self, life: Life) -> None:
         with self._gone:

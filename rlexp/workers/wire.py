@@ -48,44 +48,44 @@ class Leaf(NamedTuple):
     """One array of a message."""
 
     name: str
-    dtype: str
+    dtype: np.dtype
     shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the array."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+    size: int
+    begin: int  # of its first byte
+    end: int
 
 
-class Layout(NamedTuple):
+class Layout:
     """The arrays of a message, in their order."""
 
-    leaves: tuple[Leaf, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Of a message, with its header."""
-        return _HEADER.size + sum(leaf.num_bytes for leaf in self.leaves)
+    def __init__(self, arrays: Sequence[tuple[str, str, tuple[int, ...]]]):
+        """`arrays`: (name, dtype, shape) of each."""
+        self.leaves, end = list[Leaf](), _HEADER.size
+        for name, dtype, shape in arrays:
+            begin, size = end, math.prod(shape)
+            end = begin + size * np.dtype(dtype).itemsize
+            self.leaves.append(Leaf(name, np.dtype(dtype), shape, size, begin, end))
+        self.num_bytes = end  # of a message, with its header
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in self.leaves)
+        return ", ".join(f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in self.leaves)
 
 
 def rows_layout(num_envs: int, observation: Sequence[tuple[str, tuple[int, ...]]], info: Sequence[str]) -> Layout:
     """Of the time steps of as many environments. `observation` is (dtype, shape) of each leaf of one."""
     floats = ["reward", "discount", *(f"info.{name}" for name in info)]
     return Layout(
-        (
-            *(Leaf(name, "float32", (num_envs,)) for name in floats),
-            *(Leaf(f"obs.{i}", dtype, (num_envs, *shape)) for i, (dtype, shape) in enumerate(observation)),
-            *(Leaf(name, "bool", (num_envs,)) for name in ("first", "last")),
-        )
+        [
+            *((name, "float32", (num_envs,)) for name in floats),
+            *((f"obs.{i}", dtype, (num_envs, *shape)) for i, (dtype, shape) in enumerate(observation)),
+            *((name, "bool", (num_envs,)) for name in ("first", "last")),
+        ]
     )
 
 
 def actions_layout(num_envs: int, dtype: str, shape: Sequence[int]) -> Layout:
     """Of the actions of as many environments; dtype and shape are of one."""
-    return Layout((Leaf("action", dtype, (num_envs, *shape)),))
+    return Layout([("action", dtype, (num_envs, *shape))])
 
 
 def row_leaves(timestep: Any, info: Sequence[str]) -> list[Any]:
@@ -111,9 +111,9 @@ def pack(kind: Kind, count: int, layout: Layout, arrays: Sequence[Any]) -> bytes
     parts: list[Any] = [_HEADER.pack(kind, count)]
     for leaf, array in zip(layout.leaves, arrays, strict=True):
         array = np.asarray(array)
-        if array.dtype.name != leaf.dtype or array.shape != leaf.shape:
+        if array.dtype != leaf.dtype or array.shape != leaf.shape:
             raise Unreadable(
-                f"{leaf.name}: expected {leaf.dtype}{list(leaf.shape)}, got {array.dtype.name}{list(array.shape)}"
+                f"{leaf.name}: expected {leaf.dtype}{list(leaf.shape)}, got {array.dtype}{list(array.shape)}"
             )
         parts.append(array.tobytes())
     return b"".join(parts)
@@ -126,12 +126,7 @@ def unpack(kind: Kind, count: int, layout: Layout, message: bytes) -> list[np.nd
     found = _HEADER.unpack_from(message)
     if found != (kind, count):
         raise Unreadable(f"expected message {kind.name} {count}, got {_name(found[0])} {found[1]}")
-    arrays, at = [], _HEADER.size
-    for leaf in layout.leaves:
-        size = math.prod(leaf.shape)
-        arrays.append(np.frombuffer(message, leaf.dtype, size, at).reshape(leaf.shape))
-        at += leaf.num_bytes
-    return arrays
+    return [np.frombuffer(message, leaf.dtype, leaf.size, leaf.begin).reshape(leaf.shape) for leaf in layout.leaves]
 
 
 def write(kind: Kind, body: Mapping[str, Any] | None = None) -> bytes:
