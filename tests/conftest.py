@@ -38,17 +38,18 @@ EXPECTED_SKIPS: dict[str, str] = {
     "tests/launchers/test_gcloud.py::test_gcloud_understands": "gcloud comes from no package registry, and is not everywhere",
     "tests/replay/test_against_reverb.py": "2 GB of TensorFlow: by hand, make test-reverb",
     **{
-        f"tests/envs/{test}[{suite}": "the extra dev has these suites on Python 3.11 only, with the jax that they were tried on"
-        for suite in ("brax", "craftax", "jumanji", "navix", "xminigrid")
+        f"tests/envs/{test}[{suite}": "the extra dev has these on Python 3.11 only, where they were tried, and Playground not"
+        for suite in ("brax", "craftax", "jumanji", "navix", "playground", "xminigrid")
         for test in (
             "test_env_contract.py::test_contract",
             "test_env_contract.py::test_the_table_is_right",
             "test_suites.py::test_an_id_that_is_not_there",
         )
     },
+    "tests/envs/test_suites.py::test_models_of_menagerie": "Playground is 150 MB",
     **{
         f"tests/learning/test_worlds.py::test_learns[{suite}": "as above"
-        for suite in ("brax", "craftax", "jumanji", "navix", "xminigrid")
+        for suite in ("brax", "craftax", "jumanji", "navix", "playground", "xminigrid")
     },
 }
 NO_SKIPS = os.environ.get("CI_NO_SKIPS") == "1"

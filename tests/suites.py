@@ -16,6 +16,7 @@ SUITES = {
     "jumanji": "snake",
     "navix": "empty_5x5",
     "pgx": "2048",
+    "playground": "cartpole_balance",
     "xminigrid": "empty_6x6",
 }
 PACKAGES = {"playground": "mujoco_playground"}  # what is imported, where it is not named as the suite

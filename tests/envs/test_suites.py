@@ -69,6 +69,17 @@ def test_freeway_of_pgx_is_cut_off_and_does_not_end():
     assert np.flatnonzero(told.last).tolist() == [2599] and told.discount.all()
 
 
+def test_models_of_menagerie_are_not_downloaded(monkeypatch, tmp_path):
+    pytest.importorskip("mujoco_playground", reason="the extra playground is not installed")
+    from mujoco_playground._src import mjx_env
+
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "none")
+    monkeypatch.setattr("rlexp.envs.playground._ASSETS", ("no_such_package",))
+    said = rf"^env\.id: Go1Getup needs models of MuJoCo Menagerie, .* would download; put them into {tmp_path}/none, or pip"
+    with pytest.raises(ConfigError, match=said):
+        made("playground", id="Go1Getup")
+
+
 # --- adapt, of a suite that does all that suites do ------------------------------------------------------------------------
 
 

