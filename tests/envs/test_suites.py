@@ -62,6 +62,13 @@ def test_pgx_refuses_what_is_not_for_one_player_and_what_has_no_limit():
         made("pgx", id="2048", max_episode_steps=None)
 
 
+@pytest.mark.parametrize("option", ["jumanji/maze", "navix/empty_5x5", "xminigrid/empty_6x6"])
+def test_a_limit_cuts_off_and_does_not_end(option):
+    """All three take their own for an end, or could. Turning on the spot reaches no goal."""
+    told = rows(build(option, max_episode_steps=5), 5)
+    assert np.flatnonzero(told.last).tolist() == [4] and told.discount.all()
+
+
 @pytest.mark.slow
 def test_freeway_of_pgx_is_cut_off_and_does_not_end():
     env = build("pgx/minatar_freeway", max_episode_steps=2600)
