@@ -87,7 +87,11 @@ def test_a_slow_worker_stalls_nobody(tmp_path):
             assert_whole(unrolls)
             assert all(update - unroll.version <= 1 for unroll in unrolls)
         goes_on.set()
-        came = [int(u.rows[0].obs[0][0, 0]) for update in range(8, 20) for u in server.learn_from(policy(update))[0]]
+        came = set()
+        for update in range(8, 20):
+            unrolls, _ = server.learn_from(policy(update))
+            assert all(update - unroll.version <= 1 for unroll in unrolls)
+            came |= {int(unroll.rows[0].obs[0][0, 0]) for unroll in unrolls}
         assert 2 in came
     for worker in workers:
         worker.join(10)
@@ -258,6 +262,10 @@ def test_a_worker_that_comes_again_takes_its_place_and_no_unroll_has_two_lives(t
         unrolls, counted = learnt[0]
         assert_whole(unrolls)
         assert unrolls[0].rows[0].obs[0][0].tolist() == [0, 2, 0] and counted.lost == 1
+        for update in range(1, 7):  # what the old one has not completed is not learnt from later either
+            unrolls, _ = server.learn_from(policy(update))
+            assert_whole(unrolls)
+            assert unrolls[0].rows[0].obs[0][0, 1] == 2
         old.close()
     new.join(10)
 

@@ -126,7 +126,7 @@ def test_a_worker_that_falls_silent_is_replaced_and_nobody_waits_for_it(tmp_path
     [
         ("raise", r"worker \d: Traceback (.|\n)*RuntimeError: the game crashed$"),
         ("shape", r"worker \d: (.|\n)*Unreadable: reward: expected float32\[2\], got float32\[3\]$"),
-        ("open", r"worker \d: (.|\n)*RuntimeError: the game cannot be found$"),
+        pytest.param("open", r"worker \d: (.|\n)*RuntimeError: the game cannot be found$", marks=pytest.mark.slow),
     ],
 )
 def test_an_error_of_the_environment_ends_the_run(tmp_path, breaks, said):
@@ -147,6 +147,7 @@ def test_workers_that_end_again_and_again_are_an_error(tmp_path, monkeypatch):
     made.close()
 
 
+@pytest.mark.slow
 def test_workers_are_jobs_of_submitit_too(tmp_path, monkeypatch):
     """Its own local executor in the place of Slurm's."""
     local = keeper.jobs(tmp_path / meeting.FOLDER, cluster="local", patience_s=60, parameters={"timeout_min": 5})
