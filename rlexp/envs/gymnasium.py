@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlexp.config import ConfigError, Count, Host, nearest, schema
+from rlexp.envs import cloning
 from rlexp.envs.host import HostEnv, Opened
 from rlexp.envs.spaces import action_of
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
@@ -51,6 +52,7 @@ def make(config: Config) -> HostEnv:
         if limit is None:
             raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
         actions, observations = _adapted(config, game)
+        cloned = cloning.struct_of(game)
         can_draw = "rgb_array" in (game.metadata.get("render_modes") or ())
     finally:
         game.close()
@@ -67,6 +69,7 @@ def make(config: Config) -> HostEnv:
         spec,
         lambda num_envs: _opened(config, actions, observations, num_envs),
         own_action=actions.own,
+        state=None if cloned is None else structs(cloned),
         film=film if can_draw else None,
     )
 
@@ -106,7 +109,22 @@ def _opened(config: Config, actions: "Actions", observations: "Observations", nu
         discount: Any = 1 - terminated.astype(np.float32)
         return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
 
-    return Opened(reset, step, envs.close, draw=(lambda: envs.envs[0].render()) if "render_mode" in more else None)  # type: ignore[arg-type]
+    def get_state() -> PyTree:
+        return cloning.stacked([cloning.get(game, over=bool(over)) for game, over in zip(envs.envs, last, strict=True)])
+
+    def set_state(state: PyTree) -> None:
+        nonlocal last
+        envs.reset(seed=0)
+        for i, game in enumerate(envs.envs):
+            cloning.put(game, cloning.one_of(state, i))
+        last = np.array(state["over"], bool)
+        envs._autoreset_envs = last.copy()  # which of them are reset by the next step
+
+    def draw() -> np.ndarray:
+        return np.asarray(envs.envs[0].render())
+
+    clones = (get_state, set_state) if cloning.can(envs.envs[0]) else (None, None)
+    return Opened(reset, step, envs.close, *clones, draw=draw if "render_mode" in more else None)
 
 
 def _made(config: Config, **more: Any) -> Any:

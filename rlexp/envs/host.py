@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlexp.types import Continuous, EnvSpec, TimeStep
+from rlexp.types import Continuous, EnvSpec, PyTree, TimeStep
 
 
 class Opened(NamedTuple):
@@ -19,6 +19,9 @@ class Opened(NamedTuple):
     reset: Callable[[np.ndarray], TimeStep]  # (seeds uint32 [B]): all begin anew; equal seeds, equal episodes
     step: Callable[[Any], TimeStep]  # (actions [B, ...]), as the spec has them
     close: Callable[[], None]
+    # Of environments that say what they are like, `HostEnv.state` [B, ...]: with it another one goes on as this would have.
+    get_state: Callable[[], PyTree] | None = None
+    set_state: Callable[[PyTree], None] | None = None
     draw: Callable[[], np.ndarray] | None = None  # -> uint8 [H, W, 3], the first environment as it is now
 
 
@@ -31,6 +34,7 @@ class HostEnv(NamedTuple):
     own_action: Continuous | None = (
         None  # where `spec.action` is scaled: as the environment has it, and data sets of it
     )
+    state: PyTree = None  # structs of what get_state gives of one environment; None: it cannot be cloned
     film: Callable[[], Opened] | None = (
         None  # opens one that can be drawn; raises ConfigError where that cannot be here
     )

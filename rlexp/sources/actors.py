@@ -9,8 +9,8 @@ order: what an actor makes is never thrown away. `max_lag` paces the actors: bat
 there, so that no batch is older than that, and no more than max_lag of them wait. With 0, and one actor, it is
 `rlexp.sources.host`, bit for bit.
 
-A checkpoint keeps the key alone, as that source's does. After a resume the first batch is of the policy of the checkpoint; with a
-lag that policy depends on the clock anyway.
+A checkpoint keeps what that source's does: of environments that can be cloned, what they were like after the batch that was learnt
+from last. After a resume the first batch is of the policy of the checkpoint; with a lag that policy depends on the clock anyway.
 """
 
 import threading
@@ -25,7 +25,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import ConfigError, Count, CountOrZero, Host, Seconds, schema
 from rlexp.envs.base import HostEnv
 from rlexp.sources.base import HostSource, no_feedback
-from rlexp.sources.host import Collector, Data, World, collector
+from rlexp.sources.host import Collector, Data, World, collector, saved_like
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree
 
 LOOK_S = 1.0  # a wait looks up as often, whatever happens
@@ -55,6 +55,7 @@ class Done(NamedTuple):
     """What one actor made."""
 
     key: Key  # of the next batch
+    world: PyTree  # the environments after this one, as `rlexp.sources.host` saves them
     batch: Batch
     metrics: Metrics
     version: int  # the update after which its policy was made
@@ -146,11 +147,12 @@ def make(
             f"the nearest that fits is {fits}"
         )
     whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
+    exact, like = env.state is not None, saved_like(env, algorithm, num_envs)
     board: Board | None = None
     threads: list[threading.Thread] = []
     opening = threading.Lock()  # not every suite may be opened by two threads at once
 
-    def act(board: Board, of: Collector, actor: int, key: Key) -> None:
+    def act(board: Board, of: Collector, actor: int, key: Key, kept: PyTree) -> None:
         """The life of an actor."""
         world: World | None = None
         number = 0
@@ -164,9 +166,9 @@ def make(
                 )  # beside the policy, whose device may be another
                 if world is None:
                     with opening:
-                        world = of.open(seeds)
+                        world = of.opened(kept) if exact and kept.begun else of.open(seeds)
                 batch, metrics = of.collect(world, policy, keys)
-                board.put(actor, Done(key, batch, metrics, version))
+                board.put(actor, Done(key, of.saved(world) if exact else (), batch, metrics, version))
                 number += 1
         except Stopped:
             pass
@@ -179,12 +181,13 @@ def make(
                 except BaseException as error:
                     board.fail(error)
 
-    def start(key: Key) -> Board:
+    def start(data: Data) -> Board:
         made = Board(num_actors=config.num_actors, max_lag=config.max_lag, timeout_s=config.timeout_s)
         size = num_envs // config.num_actors
         of = collector(env, algorithm, num_envs=size, num_steps=num_steps, pulse=made.pulse)
         for i in range(config.num_actors):
-            args = (made, of, i, key)
+            kept = jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size] if np.ndim(x) else x, data.world)
+            args = (made, of, i, data.key, kept)
             threads.append(threading.Thread(target=act, args=args, name=f"actor-{i}", daemon=True))
         for thread in threads:
             thread.start()
@@ -193,7 +196,7 @@ def make(
     def init(key: Key, policy: Any) -> Data:
         del policy
         close()
-        return Data(key)
+        return Data(key, jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like))
 
     def close() -> None:
         nonlocal board
@@ -214,7 +217,7 @@ def make(
         began = time.perf_counter()
         policy = jax.block_until_ready(policy)  # the actors go on with the one they have until this one can be used
         learnt = time.perf_counter()
-        board = board or start(data.key)
+        board = board or start(data)
         version = board.publish(tuple(jax.device_put(policy, device) for device in _acting(policy, config.num_devices)))
         parts = board.take()
         waited = time.perf_counter() - learnt
@@ -232,13 +235,15 @@ def make(
             "time/learner_waited_s": _one(waited),
             "time/learnt_s": _one(learnt - began),
         }
-        return Data(parts[0].key), Batch(batch, weight, memory=memory), metrics
+        worlds = [part.world for part in parts]
+        world = jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else x[0], *worlds)
+        return Data(parts[0].key, world), Batch(batch, weight, memory=memory), metrics
 
     def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
         data, batch, metrics = whole.shapes(policy)
         scalar: Any = jax.ShapeDtypeStruct((), np.float32)
         names = ("train/lag_mean", "train/lag_at_most_share", "time/learner_waited_s", "time/learnt_s")
-        return data, batch, metrics | {name: Mean(scalar, scalar) for name in names}
+        return data._replace(world=like), batch, metrics | {name: Mean(scalar, scalar) for name in names}
 
     return HostSource(
         init,
@@ -248,6 +253,7 @@ def make(
         shapes,
         env_steps_per_update=num_envs * num_steps,
         num_devices=config.num_devices,
+        exact=exact,
     )
 
 

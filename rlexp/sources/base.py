@@ -92,6 +92,7 @@ class HostSource(NamedTuple):
     # The same source with every environment at its own place in all batches, so that one batch goes on where the one before ended.
     # None: so it is anyway.
     in_places: Callable[[], "HostSource"] | None = None
+    exact: bool = False  # Data has the environments' own state too, so that a resumed run is the undisturbed one
     memory: Memory | None = None  # what batches go into, and samples come from; None: they are learnt from as they are
 
 

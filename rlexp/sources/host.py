@@ -1,7 +1,8 @@
 """Steps environments of the host with the current policy: what `rollout` does, in Python, one step after the other.
 
-The policy acts on one device, for all environments at once; the learning waits meanwhile. A checkpoint keeps the key alone: the
-environments' own state cannot be saved, so that a resumed run begins new episodes, the same ones each time.
+The policy acts on one device, for all environments at once; the learning waits meanwhile. A checkpoint keeps the key, and of
+environments that can be cloned (`HostEnv.state`) all that they are like. The others' own state cannot be saved, so that a resumed
+run begins new episodes, the same ones each time.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,18 @@ class Data(NamedTuple):
     """What a checkpoint keeps."""
 
     key: Key
+    world: PyTree = ()  # a Saved, of environments that can be cloned
+
+
+class Saved(NamedTuple):
+    """A World as arrays, of which those of 64 bits are two words each: devices have no such numbers."""
+
+    begun: Any  # bool; before, the rest is zeros
+    state: PyTree  # the environments' own
+    timestep: TimeStep
+    carry: PyTree
+    episode_return: Any
+    episode_length: Any
 
 
 class World:
@@ -50,6 +63,8 @@ class Collector(NamedTuple):
     # (world, policy, keys of the steps) -> a batch of NumPy arrays, with counts of what happened
     collect: Callable[[World, Any, jax.Array], tuple[Batch, Metrics]]
     shapes: Callable[[Any], tuple[Data, Batch, Metrics]]  # HostSource.shapes
+    saved: Callable[[World], Saved]
+    opened: Callable[[Saved], World]  # the environments as they were
 
 
 def collector(
@@ -144,7 +159,48 @@ def collector(
             {n: Mean(scalar, scalar) for n in names} | {AGENT_STEPS: Mean(number, number)},
         )
 
-    return Collector(jax.jit(split), open, collect, shapes)
+    def saved(world: World) -> Saved:
+        assert world.envs.get_state is not None
+        state = jax.tree.map(_words, world.envs.get_state())
+        return Saved(np.ones((), bool), state, world.timestep, world.carry, world.episode_return, world.episode_length)
+
+    def opened(kept: Saved) -> World:
+        kept = jax.tree.map(np.asarray, kept)
+        envs = env.open(num_envs)
+        try:
+            assert envs.set_state is not None
+            envs.set_state(
+                jax.tree.map(lambda x, s: np.array(x.view(s.dtype).reshape(num_envs, *s.shape)), kept.state, env.state)
+            )
+        except BaseException:
+            envs.close()
+            raise
+        world = World(envs, kept.timestep, kept.carry, num_envs)
+        world.episode_return, world.episode_length = kept.episode_return, kept.episode_length
+        return world
+
+    return Collector(jax.jit(split), open, collect, shapes, saved, opened)
+
+
+def _words(x: np.ndarray) -> np.ndarray:
+    """Of 64 bits each: two of 32, as one more axis."""
+    return np.ascontiguousarray(x)[..., None].view(np.uint32) if x.dtype.itemsize == 8 else x
+
+
+def saved_like(env: HostEnv, algorithm: Algorithm, num_envs: int) -> Saved | tuple[()]:
+    """Structs of what is saved; () of environments that cannot be cloned."""
+    if env.state is None:
+        return ()
+
+    def of_all(s: Any) -> Any:
+        wide = s.dtype.itemsize == 8
+        return jax.ShapeDtypeStruct((num_envs, *s.shape, *([2] if wide else [])), np.uint32 if wide else s.dtype)
+
+    each, flags = (jax.ShapeDtypeStruct((num_envs,), dtype) for dtype in (np.float32, np.bool_))
+    info: Any = dict.fromkeys(env.info, each) if env.info else ()
+    timestep: Any = TimeStep(jax.tree.map(of_all, env.spec.observation), each, each, flags, flags, info)  # type: ignore[arg-type]
+    carry = jax.eval_shape(lambda: algorithm.carry(num_envs))
+    return Saved(jax.ShapeDtypeStruct((), np.bool_), jax.tree.map(of_all, env.state), timestep, carry, each, each)
 
 
 def make(
@@ -154,11 +210,13 @@ def make(
     del config, num_shards
     of = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
     world: World | None = None
+    exact = env.state is not None
+    like = saved_like(env, algorithm, num_envs)
 
     def init(key: Key, policy: Any) -> Data:
         del policy
         close()
-        return Data(key)
+        return Data(key, jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like))
 
     def close() -> None:
         nonlocal world
@@ -169,8 +227,12 @@ def make(
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         nonlocal world
         key, keys, seeds = of.split(data.key)
-        world = world or of.open(seeds)
+        world = world or (of.opened(data.world) if exact and data.world.begun else of.open(seeds))
         batch, metrics = of.collect(world, policy, keys)
-        return Data(key), batch, metrics
+        return Data(key, of.saved(world) if exact else ()), batch, metrics
 
-    return HostSource(init, next, no_feedback, close, of.shapes, env_steps_per_update=num_envs * num_steps)
+    def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
+        data, batch, metrics = of.shapes(policy)
+        return data._replace(world=like), batch, metrics
+
+    return HostSource(init, next, no_feedback, close, shapes, env_steps_per_update=num_envs * num_steps, exact=exact)

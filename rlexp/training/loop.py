@@ -23,7 +23,7 @@ from rlexp.training import between, metrics, program, schedule
 from rlexp.training.layout import layout_of
 from rlexp.training.members import Member, Pack, start_of
 from rlexp.training.metrics import Chunk
-from rlexp.training.parts import FORGOTTEN
+from rlexp.training.parts import FORGOTTEN, REMEMBERED
 from rlexp.training.saves import Resume, Saves, restore, take_learnt, with_memory
 
 
@@ -215,7 +215,8 @@ def _notices(experiment: Experiment, resumed: Mapping[str, Any] | None) -> list[
     if resumed:
         notices.append(f"resumed at {resumed['env_steps']:,} {experiment.clock}")
         if experiment.on_host and experiment.steps_environments:
-            notices.append(FORGOTTEN)
+            exact = experiment.source_of(experiment.settings).exact
+            notices.append(REMEMBERED if exact else FORGOTTEN)
         if resumed["total_updates"] != experiment.total_updates:
             before = experiment.env_steps(resumed["total_updates"])
             notices.append(

@@ -55,6 +55,8 @@ class Traced(NamedTuple):
 # What a resumed run says whose environments run on the host.
 FORGOTTEN = "the environments run on the host, and their own state is not kept: they begin new episodes"
 
+REMEMBERED = "the environments run on the host, and can be cloned: they go on where they were"
+
 # Streams of a seed: a new one never reshuffles the others.
 TRAIN, EVALUATE, BETWEEN, REFILL, MEMORY = 0, 1, 2, 3, 4
 

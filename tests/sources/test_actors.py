@@ -149,7 +149,7 @@ def trained(*overrides: str) -> tuple[Any, Any, Any]:
     run, first = compiled.chunk(compiled.init(), 2)
     run, second = compiled.chunk(run, 3)
     compiled.close()
-    data = jax.tree.map(jax.random.key_data, run.data)
+    data = jax.random.key_data(run.data.key), run.data.world
     return jax.device_get((run.state.params, run.state.opt_state, data)), first, second
 
 

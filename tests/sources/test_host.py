@@ -24,7 +24,7 @@ from rlexp.sources.base import is_host
 from rlexp.storage import rundir
 from rlexp.training import host, loop, metrics, program
 from rlexp.training.loop import Member, Resume, layout_of, train_pack
-from rlexp.training.parts import FORGOTTEN
+from rlexp.training.parts import FORGOTTEN, REMEMBERED
 
 CARTPOLE = (*SMALL, "env=gymnasium/cartpole", "total_env_steps=256", "eval.every_env_steps=128")
 
@@ -194,7 +194,8 @@ def test_a_line_has_the_time_of_its_own_chunk(trained):
 
 def test_a_resumed_run_says_what_it_has_not(trained):
     meta = {"env_steps": 128, "total_updates": 4}
-    assert FORGOTTEN in loop._notices(build("env=gymnasium/cartpole"), meta)
+    assert FORGOTTEN in loop._notices(build("env=gymnasium", "env.id=Acrobot-v1"), meta)
+    assert REMEMBERED in loop._notices(build("env=gymnasium/cartpole"), meta)
     assert FORGOTTEN not in loop._notices(build(), meta)
     go_on = rlexp.train(resume=trained.dir, total_env_steps=384, config_dir=None)
     assert go_on.summary["resumed_from"] == 256 and go_on.summary["env_steps"] == 384

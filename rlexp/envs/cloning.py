@@ -1,0 +1,116 @@
+"""What a Gymnasium environment is like right now, as arrays of a fixed shape: another one goes on from there as it would have.
+
+An environment can be cloned that has `get_state()`, a tree of arrays and numbers, and `set_state(state)`; and Gymnasium's CartPole.
+Beside what these tell, its random numbers and its time are kept.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlexp.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Struct:
+    """Shape and type of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def _own(game: Any) -> tuple[Callable[[], PyTree], Callable[[PyTree], None]] | None:
+    """Of the environment itself: (what it is like, makes it so)."""
+    own = game.unwrapped
+    if callable(getattr(own, "get_state", None)) and callable(getattr(own, "set_state", None)):
+        return own.get_state, own.set_state
+    if f"{type(own).__module__}.{type(own).__qualname__}" == "gymnasium.envs.classic_control.cartpole.CartPoleEnv":
+
+        def put(state: Any) -> None:
+            own.state, own.steps_beyond_terminated = np.asarray(state, np.float64), None
+
+        return lambda: np.asarray(own.state, np.float64), put
+    return None
+
+
+def can(game: Any) -> bool:
+    """Whether it says what it is like."""
+    return _own(game) is not None and _timed(game) is not None
+
+
+def struct_of(game: Any) -> PyTree:
+    """Of what `get` gives; None for a game that cannot be cloned. It is reset."""
+    if not can(game):
+        return None
+    game.reset(seed=0)
+    if type(game.unwrapped.np_random.bit_generator).__name__ != "PCG64":
+        return None
+    return _mapped(lambda x: Struct(x.shape, x.dtype), get(game, over=False))
+
+
+def get(game: Any, *, over: bool) -> dict[str, Any]:
+    """What it is like; `over`: its next step begins a new episode."""
+    told, timed = _own(game), _timed(game)
+    assert told is not None and timed is not None
+    numbers = game.unwrapped.np_random.bit_generator.state
+    big = [numbers["state"]["state"], numbers["state"]["inc"]]
+    words = [x >> shift & 0xFFFFFFFF for x in big for shift in (0, 32, 64, 96)]
+    return {
+        "game": _mapped(np.asarray, told[0]()),
+        "random": np.array([*words, numbers["has_uint32"], numbers["uinteger"]], np.uint32),
+        "time": np.asarray(timed._elapsed_steps, np.int32),
+        "over": np.asarray(over),
+    }
+
+
+def put(game: Any, state: Mapping[str, Any]) -> None:
+    """Makes a game that was reset so."""
+    told, timed = _own(game), _timed(game)
+    assert told is not None and timed is not None
+    *words, has_uint32, uinteger = (int(x) for x in state["random"])
+    whole = [
+        sum(word << shift for word, shift in zip(half, (0, 32, 64, 96), strict=True)) for half in (words[:4], words[4:])
+    ]
+    game.unwrapped.np_random.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": whole[0], "inc": whole[1]},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }
+    timed._elapsed_steps = int(state["time"])
+    told[1](state["game"])
+
+
+def stacked(states: Sequence[PyTree]) -> PyTree:
+    """Of several games: leaves [B, ...]."""
+    first = states[0]
+    if isinstance(first, Mapping):
+        return {key: stacked([state[key] for state in states]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(stacked(parts) for parts in zip(*states, strict=True))
+    return np.stack(states)
+
+
+def one_of(state: PyTree, i: int) -> PyTree:
+    """Of game i, as arrays of its own."""
+    return _mapped(lambda x: np.array(x[i]), state)
+
+
+def _mapped(f: Callable[[Any], Any], tree: PyTree) -> PyTree:
+    """Over dicts, lists and tuples; without JAX."""
+    if isinstance(tree, Mapping):
+        return {key: _mapped(f, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_mapped(f, value) for value in tree)
+    return f(tree)
+
+
+def _timed(game: Any) -> Any:
+    """The wrapper that counts the steps of an episode."""
+    while game is not game.unwrapped:
+        if hasattr(game, "_elapsed_steps"):
+            return game
+        game = game.env
+    return None

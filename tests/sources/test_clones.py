@@ -1,0 +1,83 @@
+"""Environments of the host that can be cloned: a resumed run is the undisturbed one, bit for bit."""
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from support import QUIET, SMALL, assert_same
+
+import rlexp
+from rlexp.envs import gymnasium as adapter
+
+
+class Walk(gymnasium.Env):
+    """Its state has an array, a number and a place in a sequence of random numbers."""
+
+    observation_space = gymnasium.spaces.Box(-50, 50, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.count = self.np_random.normal(size=2), 0
+        return self.at.astype(np.float32), {}
+
+    def step(self, action):
+        self.at, self.count = self.at + self.np_random.normal(size=2) * (1 + action), self.count + 1
+        return self.at.astype(np.float32), float(self.at[0]), bool(abs(self.at[1]) > 4), False, {}
+
+    def get_state(self):
+        return {"at": self.at, "count": self.count}
+
+    def set_state(self, state):
+        self.at, self.count = np.array(state["at"]), int(state["count"])
+
+
+if "Clone-v0" not in gymnasium.registry:
+    gymnasium.register("Clone-v0", Walk, max_episode_steps=13)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Clone-v0"])
+def test_another_one_goes_on_as_this_would_have(name):
+    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, kwargs={}))
+    rng = np.random.default_rng(0)
+    first, second = env.open(4), env.open(4)
+    first.reset(np.arange(4, dtype=np.uint32))
+    for _ in range(30):  # in each of them episodes have ended, and one is just over
+        last = first.step(rng.integers(2, size=4)).last
+    while not last.any():
+        last = first.step(rng.integers(2, size=4)).last
+    state = first.get_state()
+    described = jax.tree.map(lambda x: (x.shape[1:], x.dtype), state)
+    assert described == jax.tree.map(lambda s: (s.shape, s.dtype), env.state)
+    second.set_state(state)
+    ended = 0
+    for _ in range(40):
+        action = rng.integers(2, size=4)
+        ours, theirs = second.step(action), first.step(action)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        ended += theirs.last.sum()
+    assert ended > 3
+    first.close()
+    second.close()
+
+
+def test_one_that_does_not_say_so_is_not_cloned():
+    env = adapter.make(adapter.Config(module="", id="Acrobot-v1", max_episode_steps=None, kwargs={}))
+    assert env.state is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["algo=ppo", pytest.param("algo=dqn algo.num_updates=1 algo.source.prefill_env_steps=128", marks=pytest.mark.slow)],
+)
+def test_a_resumed_run_is_the_undisturbed_one(line, tmp_path):
+    overrides = [*QUIET, *SMALL, "env=gymnasium/cartpole", *line.split(), "eval.every_env_steps=128", "algo.num_envs=4"]
+    if "ppo" in line:
+        overrides.append("algo.anneal_lr=false")
+    else:
+        overrides += ["algo.hp.epsilon_start=0.05", "algo.source.capacity=512"]
+    whole = rlexp.train(overrides, {"hydra.run.dir": tmp_path / "whole"}, total_env_steps=384)
+    cut = rlexp.train(overrides, {"hydra.run.dir": tmp_path / "cut"}, total_env_steps=256)
+    again = rlexp.train(resume=cut.dir, total_env_steps=384, config_dir=None)
+    assert again.dir == cut.dir
+    assert_same(cut.dir, whole.dir)
