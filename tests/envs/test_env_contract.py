@@ -148,6 +148,26 @@ def test_contract(option):
     check_rows(jax.tree.map(lambda *x: np.stack(x), *rows), limit, ends_by)
 
 
+@pytest.mark.parametrize(
+    ("module", "more", "limit", "ends_by"),
+    [
+        ("sources.counting", {}, 1, "termination"),  # a HostEnv of one's own
+        ("rlexp.envs.gymnasium", {"id": "envs.drawn:Walk-v0", "max_episode_steps": 3, "kwargs": {}}, 3, "truncation"),
+        (
+            "rlexp.envs.gymnasium",
+            {"id": "envs.drawn:Walk-v0", "max_episode_steps": None, "kwargs": {}},
+            10,
+            "termination",
+        ),
+    ],
+)
+def test_contract_of_a_class_of_ones_own(module, more, limit, ends_by):
+    config, _ = parse({"module": module} | more, load_module(module, "env").Config, "env")
+    env = load_module(module, "env").make(config)
+    assert isinstance(env, HostEnv) and env.spec.max_episode_steps == limit
+    check_rows(host_rows(env), limit, ends_by)
+
+
 def host_rows(env: HostEnv) -> TimeStep:
     """[T, B, ...] of one that runs on the host, whose types are those of the spec at every step."""
     opened = env.open(NUM_ENVS)

@@ -302,6 +302,16 @@ def test_the_jobs_of_a_sweep_train_alone(place):
     assert any((one[name] != two[name]).any() for name in one)
 
 
+@pytest.mark.slow
+def test_a_sweep_over_several_workers(place):
+    """Each in a process of its own; the numbers of a job are those of the same run alone."""
+    given = [*QUIET, *CARTPOLE, "total_env_steps=128"]
+    rlexp.sweep(given, seed=[1, 2, 3], **{"hydra.sweep.dir": "several", "launcher.workers": 2})
+    jobs = [place / "several" / str(number) for number in range(3)]
+    assert [rundir.read_json(job / "summary.json")["status"] for job in jobs] == ["finished"] * 3
+    assert_same(rlexp.train(given, {"hydra.run.dir": "alone"}, seed=2).dir, jobs[1])
+
+
 def test_members_are_refused():
     members = [build("env=gymnasium/cartpole", f"seed={seed}") for seed in range(2)]
     with pytest.raises(
