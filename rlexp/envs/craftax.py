@@ -4,7 +4,7 @@ Craftax ends an episode at `max_timesteps` as if the player had died. Here that 
 `max_episode_steps` truncates. The symbolic observations are numbers, the pixels too. What Craftax tells of achievements,
 percent at an episode's end, is logged as env/Achievements/….
 
-Making a world takes longer than some hundred steps in it: `resets` is what makes it fast.
+Making a world takes more than ten times what a step does: `resets` is what makes it fast.
 """
 
 from typing import Any
