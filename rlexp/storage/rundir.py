@@ -150,17 +150,22 @@ def create(run_dir: Path) -> list[Path]:
     fresh = missing(run_dir)
     try:
         make_private(run_dir)
-        probe = run_dir / f".write-{new_id()}"
-        try:
-            probe.write_bytes(bytes(_LEAST_BYTES))
-        finally:
-            probe.unlink(missing_ok=True)
+        try_to_write(run_dir)
     except OSError as error:
         remove(fresh)
         raise ConfigError(
             f"output_root, or hydra.run.dir: cannot write to {str(run_dir)!r}: {error.strerror}"
         ) from error
     return fresh
+
+
+def try_to_write(directory: Path) -> None:
+    """Raises OSError where no file of some size can be made in a directory."""
+    probe = directory / f".write-{new_id()}"
+    try:
+        probe.write_bytes(bytes(_LEAST_BYTES))
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def check_place(run_dir: Path) -> None:

@@ -24,6 +24,16 @@ def check(jobs: Sequence[Job], sweep_dir: Path) -> None:
         _check_new(sweep_dir, jobs[0].config.output_root)
     for job in jobs:
         check_free(job.dir) if job.number not in known else _check_own(job, known[job.number])
+    for place in sorted({_there(job.dir) for job in jobs if job.number not in known}):
+        try:
+            rundir.try_to_write(place)
+        except OSError as error:
+            raise ConfigError(f"hydra.sweep.subdir: cannot write to {str(place)!r}: {error.strerror}") from error
+
+
+def _there(directory: Path) -> Path:
+    """The directory, or the nearest one above it that exists."""
+    return next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
 
 
 def check_apart(directories: Mapping[int, Path], sweep_dir: Path) -> None:

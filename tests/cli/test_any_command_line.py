@@ -26,6 +26,7 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["-m", "run=eval"]), ["resume", "run=eval"]),
     (Line(["-m", "run=train,eval"]), ["resume", "run=eval"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null/x"]), ["hydra.sweep.dir", "/dev/null/x"]),
+    (Line(["-m", "hydra.sweep.subdir=/proc/1"]), ["hydra.sweep.subdir", "cannot write to", "/proc/1"]),
     (Line(["-m", "hydra.sweep.dir="]), ["hydra.sweep.dir", "''"]),
     (Line(["-m", "+algo.base_num_envs=1", "hydra/launcher=basic"]), ["algo.base_num_envs"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null"]), ["hydra.sweep.dir", "/dev/null", "Not a directory"]),
