@@ -12,7 +12,7 @@ SMALL_SNAKE = ("+env.kwargs.num_rows=6", "+env.kwargs.num_cols=6", "env.max_epis
 RUNS = {
     "brax": (("env=brax/inverted_pendulum", "+env.kwargs.backend=spring", "total_env_steps=100k"), 6.2, 40.0),
     "jumanji": (("env=jumanji/snake", *SMALL_SNAKE, "total_env_steps=300k"), 3.8, 3.0),
-    "navix": (("env=navix/empty_8x8", "total_env_steps=100k"), 0.03, 0.8),
+    "navix": (("env=navix/empty_5x5", "total_env_steps=150k", "eval.mode=sampled"), 0.36, 0.4),
     "pgx": (("env=pgx/minatar_breakout", "total_env_steps=300k"), 0.34, 2.0),
     "xminigrid": (("env=xminigrid/empty_6x6", "total_env_steps=100k"), 0.21, 0.5),
 }
