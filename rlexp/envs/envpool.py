@@ -136,7 +136,7 @@ def _opened(config: Config, game: Game, num_envs: int) -> Opened:
     def draw() -> np.ndarray:
         return np.asarray(pool.render())[0]
 
-    return Opened(reset, step, close, draw if config.kwargs.get("render_mode") == "rgb_array" else None)
+    return Opened(reset, step, close, draw=draw if config.kwargs.get("render_mode") == "rgb_array" else None)
 
 
 _DRAW = """

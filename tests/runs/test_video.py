@@ -105,7 +105,8 @@ def test_what_cannot_be_filmed_is_told_in_one_line(line, said):
 @pytest.mark.slow
 def test_envpool_draws_what_it_can():
     """Without OpenGL it would end the process; what it does then is told."""
-    played = video._played(build("env=envpool/pong", "network=cnn").env_of(None), jax.random.key(0))
+    pong = build("env=envpool/pong", "network=cnn")
+    played = video._played(pong.env_of(pong.settings), jax.random.key(0))
     assert next(played)[1].shape == (210, 160, 3)
     played.close()
     experiment = build("run=eval", "env=envpool/half_cheetah", "eval.video=gif", "algo=ppo")
