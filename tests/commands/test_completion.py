@@ -38,9 +38,9 @@ CASES = {
     "rlexp --c": ["--cfg", "--config-dir"],
     "rlexp --cfg ": ["all", "hydra", "job"],
     "rlexp sweep re": ["report", "resume", "retry"],
-    "rlexp rep": ["report"],
+    "rlexp rep": ["replay=", "report"],
     "rlexp ls al": [],
-    "rlexp algo=ppo rep": [],  # a verb comes first
+    "rlexp algo=ppo rep": ["replay="],  # a verb comes first
     "rlexp 'un'closed [": [],
     "rlexp no.such.key=": [],
     "rlexp algo=nothing algo.": [],
@@ -54,7 +54,7 @@ def test_what_is_offered(line):
 
 def test_it_looks_where_hydra_looks():
     assert completion._CONF == compose.CONF_DIR
-    groups = set(completion._groups([])) - {"experiment"}
+    groups = set(completion._groups([])) - {"experiment", "replay"}  # of which nothing need be chosen
     assert groups == {name for name, _ in completion._chosen([]).items()}
 
 
