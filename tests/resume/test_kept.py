@@ -106,5 +106,6 @@ def test_a_full_disk_is_told_with_its_path(small_disk):
         manifest.add(0, ["x" * (1 << 18)])
     assert sorted(path.name for path in run.iterdir()) == before
     assert not (small_disk / "new").exists()
-    assert sqlite3.connect(small_disk / "sweep.sqlite").execute("pragma integrity_check").fetchone() == ("ok",)
+    with contextlib.closing(sqlite3.connect(small_disk / "sweep.sqlite")) as connection:
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
     assert json.loads((run / "environment.json").read_text())["run_id"] == "abcdef01"
