@@ -76,7 +76,7 @@ def test_half_and_half_is_the_whole(whole, tmp_path):
     assert_same(tmp_path, whole)
     _, leaves = saved(whole)
     weights = [leaf for name, leaf in leaves.items() if "weight" in name]
-    assert len(weights) == 2 and all((w > 0).any() for w in weights)
+    assert weights and all((w > 0).any() for w in weights)
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])
