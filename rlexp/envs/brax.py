@@ -6,12 +6,9 @@ Only the task ends an episode; the limit, 1,000 steps in brax's own training, tr
 
 from typing import Any
 
-import jax
-
 from rlexp.config import Count, Host, schema
-from rlexp.envs.base import Env, Tally, Transition
-from rlexp.envs.suites import adapt, foreign, imported, known, made, remembered
-from rlexp.types import Continuous
+from rlexp.envs.base import Env, Tally
+from rlexp.envs.suites import imported, known, made, physics, remembered
 
 _LIMIT = 1000  # steps, as brax.envs.create has it
 
@@ -41,23 +38,4 @@ def make(config: Config) -> Env:
     # MuJoCo, which reads the models, would write its warnings into a file where the user stands.
     imported("mujoco", extra="brax").set_mju_user_warning(lambda text: None)
     task = made(config.id, lambda: brax.get_environment(config.id, **config.kwargs))
-    with foreign():
-        size = int(task.action_size)
-
-    def reset(key: jax.Array) -> tuple[Any, Any]:
-        state = task.reset(key)
-        return state, state.obs
-
-    def step(key: jax.Array, state: Any, action: Any) -> Transition:
-        state = task.step(state, action)
-        return Transition(state, state.obs, state.reward, state.done > 0, info=state.metrics)
-
-    return adapt(
-        config.id,
-        reset,
-        step,
-        action=Continuous((size,), -1.0, 1.0),
-        max_episode_steps=config.max_episode_steps or _LIMIT,
-        info=config.info,
-        resets=config.resets,
-    )
+    return physics(config, task, default_limit=_LIMIT)

