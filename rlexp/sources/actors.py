@@ -22,9 +22,9 @@ import jax
 import numpy as np
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import ConfigError, Count, CountOrZero, Host, Seconds, schema
+from rlexp.config import Count, CountOrZero, Host, Seconds, schema
 from rlexp.envs.base import HostEnv
-from rlexp.sources.base import HostSource, no_feedback
+from rlexp.sources.base import HostSource, check_even, no_feedback
 from rlexp.sources.host import Collector, Data, World, collector, saved_like
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree
 
@@ -140,12 +140,7 @@ def make(
       ConfigError: the actors cannot share the environments evenly.
     """
     del num_shards
-    if num_envs % config.num_actors:
-        fits = max(n for n in range(1, config.num_actors) if num_envs % n == 0)
-        raise ConfigError(
-            f"algo.source.num_actors: {config.num_actors} does not divide algo.num_envs {num_envs}; "
-            f"the nearest that fits is {fits}"
-        )
+    check_even("num_actors", config.num_actors, num_envs)
     whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
     exact, like = env.state is not None, saved_like(env, algorithm, num_envs)
     board: Board | None = None

@@ -28,7 +28,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Bytes, ConfigError, Count, CountOrZero, Host, NonNegative, Seconds, Text, schema
 from rlexp.envs.base import HostEnv
 from rlexp.sources.acting import Acting, Settings, rows_of
-from rlexp.sources.base import HostSource, no_feedback
+from rlexp.sources.base import HostSource, check_even, no_feedback
 from rlexp.sources.host import Data, collector
 from rlexp.sources.unrolls import Unroll, side_by_side
 from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
@@ -88,12 +88,7 @@ def make(
       ConfigError: the workers cannot share the environments evenly, or a message would be too large.
     """
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
-    if num_envs % config.num_workers:
-        fits = max(n for n in range(1, config.num_workers) if num_envs % n == 0)
-        raise ConfigError(
-            f"algo.source.num_workers: {config.num_workers} does not divide algo.num_envs {num_envs}; "
-            f"the nearest that fits is {fits}"
-        )
+    check_even("num_workers", config.num_workers, num_envs)
     whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
     rows = rows_of(env, num_envs // config.num_workers)
     if rows.num_bytes > config.max_message_bytes:
