@@ -16,8 +16,8 @@ from rlexp.envs.base import Env, HostEnv
 from rlexp.experiment import Experiment
 from rlexp.storage import rundir, store
 from rlexp.training.evaluate import Episodes, evaluate
-from rlexp.training.host import Player
 from rlexp.training.layout import layout_of
+from rlexp.training.player import Player
 from rlexp.training.program import trace
 from rlexp.types import Key, PyTree, TimeStep
 
