@@ -23,12 +23,12 @@ from rlexp.modes.compilation import no_compilation_cache
 from rlexp.storage import rundir, store
 from rlexp.training import program
 from rlexp.training.evaluate import episode_means
-from rlexp.training.host import Shares
 from rlexp.training.layout import Layout, layout_of, over_members
 from rlexp.training.members import Member
 from rlexp.training.metrics import mean
 from rlexp.training.program import Program, Run, Traced, collect_once, learn_once
 from rlexp.training.saves import with_memory
+from rlexp.training.shares import Shares
 from rlexp.types import Batch, PyTree, Settings, Shared
 
 _REPETITIONS = 5

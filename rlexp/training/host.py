@@ -42,7 +42,8 @@ from rlexp.training.parts import (
     train_keys,
 )
 from rlexp.training.player import Player
-from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Settings, Trajectory
+from rlexp.training.shares import Shares
+from rlexp.types import Batch, Key, Metrics, PyTree, Settings, Trajectory
 
 WAITED = "time/learner_waited_s"  # a source's metric, where others act while the learner learns
 
@@ -308,29 +309,6 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return Traced(abstract_run, settings_now, compile_all, lambda: player()[0], lower_learn, refill, of)
 
     return of(experiments)
-
-
-class Shares:
-    """What the time of the learner's thread goes to."""
-
-    NAMES = ("acting", "learning", "copying", "waiting")
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = dict.fromkeys(self.NAMES, 0.0)
-        self._last = time.perf_counter()
-
-    def lap(self, name: str, *, waited: Mean | None = None) -> None:
-        """The time since the last call; of it `waited` was waiting for those who act elsewhere."""
-        now, waiting = time.perf_counter(), 0.0 if waited is None else float(waited.sum)
-        self._seconds[name] += now - self._last - waiting
-        self._seconds["waiting"] += waiting
-        self._last = now
-
-    def metrics(self) -> Metrics:
-        """Means over all time, as any metric: of [members]."""
-        parts: Any = {name: np.asarray([seconds], np.float32) for name, seconds in self._seconds.items()}
-        total = np.sum([*parts.values()], axis=0)
-        return {f"time/{name}_share": Mean(part, total) for name, part in parts.items()}
 
 
 class Remembered(NamedTuple):

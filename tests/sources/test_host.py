@@ -25,6 +25,7 @@ from rlexp.storage import rundir
 from rlexp.training import host, loop, metrics, program
 from rlexp.training.loop import Member, Resume, layout_of, train_pack
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
+from rlexp.training.shares import Shares
 
 CARTPOLE = (*SMALL, "env=gymnasium/cartpole", "total_env_steps=256", "eval.every_env_steps=128")
 
@@ -188,7 +189,7 @@ def test_a_line_has_the_time_of_its_own_chunk(trained):
     assert reported == [1]
     assert [row["time/chunk_s"] > 1e-3 for row in rows(trained.dir)[1:]] == [True, True]
     for row in rows(trained.dir)[1:]:
-        assert sum(row[f"time/{name}_share"] for name in host.Shares.NAMES) == pytest.approx(1, abs=1e-5)
+        assert sum(row[f"time/{name}_share"] for name in Shares.NAMES) == pytest.approx(1, abs=1e-5)
         assert row["time/waiting_share"] == 0 < row["time/acting_share"]
 
 
