@@ -81,13 +81,13 @@ def search_path(config_dir: str | None) -> list[str]:
         return []
     if not Path(config_dir).is_dir():
         raise ConfigError(f"--config-dir: {config_dir!r} is not a directory")
-    return _searchpath([f"file://{Path(config_dir).resolve()}"])
+    return _searchpath([f"file://{os.path.realpath(config_dir)}"])
 
 
 def searched(hydra: Any) -> list[str]:
     """The folders of its own that a command line named, as the override that a resumed run finds again."""
     named = [s for s in hydra.runtime.config_sources if s.provider.endswith("command-line")]
-    places = [f"{s.schema}://{Path(s.path).resolve() if s.schema == 'file' else s.path}" for s in named]
+    places = [f"{s.schema}://{os.path.realpath(s.path) if s.schema == 'file' else s.path}" for s in named]
     return _searchpath(places) if places else []
 
 

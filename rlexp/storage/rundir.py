@@ -87,12 +87,12 @@ def find(resume: str, output_root: str | Path) -> Path:
     path, output_root = Path(resume), str(output_root)
     if path.is_dir():
         if is_run(path):
-            return _refreshed(path.resolve())
+            return _refreshed(Path(os.path.realpath(path)))
         raise ConfigError(f"resume: {resume!r} is a directory without a run in it (no environment.json)")
     if re.fullmatch(r"[0-9a-z]{8}", resume):
         root = Path(store.local_root(output_root))
         found = [path.parent for path in root.glob("**/environment.json") if _has_id(path, resume)]
-        if here := _the_one(resume, sorted({str(directory.resolve()) for directory in found})):
+        if here := _the_one(resume, sorted({os.path.realpath(directory) for directory in found})):
             return _refreshed(Path(here))
         if store.is_url(output_root):
             store.reach(output_root)
@@ -129,7 +129,7 @@ def fetch(url: str) -> Path:
         raise ConfigError(f"resume: {url!r} holds no run (it has no config.yaml)")
     directory = store.working_copy(url, str(OmegaConf.select(OmegaConf.create(text), "output_root")))
     store.pull(url, directory)
-    return directory.resolve()
+    return Path(os.path.realpath(directory))
 
 
 def _refreshed(run_dir: Path) -> Path:
@@ -172,7 +172,7 @@ def check_place(run_dir: Path) -> None:
     """Raises ConfigError where a new run would lie among what a sweep or another run has written."""
     if (run_dir / "multirun.yaml").exists():
         raise ConfigError(f"hydra.run.dir: {str(run_dir)!r} holds a sweep; expected a directory of its own for a run")
-    for path in (run_dir.resolve(), *run_dir.resolve().parents):
+    for path in (real := Path(os.path.realpath(run_dir)), *real.parents):
         of_run = path.name in ("checkpoints", "wandb", ".hydra") and is_run(path.parent)
         of_sweep = path.name in ("packs", "workers", "slurm") and (path.parent / "sweep.sqlite").exists()
         if of_run or of_sweep:

@@ -1,5 +1,6 @@
 """Where the jobs of a sweep would write, looked at before anything starts: nothing that is there is overwritten."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def check(jobs: Sequence[Job], sweep_dir: Path) -> None:
 
 def _there(directory: Path) -> Path:
     """The directory, or the nearest one above it that exists."""
-    return next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
+    return next(path for path in (directory, *Path(os.path.realpath(directory)).parents) if path.is_dir())
 
 
 def check_apart(directories: Mapping[int, Path], sweep_dir: Path) -> None:
@@ -41,7 +42,7 @@ def check_apart(directories: Mapping[int, Path], sweep_dir: Path) -> None:
     owners: dict[Path, int] = {}
     for number, directory in directories.items():
         rundir.check_name(directory, "hydra.sweep.subdir")
-        other = owners.setdefault(directory.resolve(), number)
+        other = owners.setdefault(Path(os.path.realpath(directory)), number)
         if other != number:
             raise ConfigError(
                 f"hydra.sweep.subdir: jobs {other} and {number} would both run in {str(directory)!r}; expected a directory "
@@ -54,7 +55,7 @@ def check_apart(directories: Mapping[int, Path], sweep_dir: Path) -> None:
                 "expected a directory for each, such as ${hydra.job.num}"
             )
         for name in _OF_THE_SWEEP:
-            if directory.is_relative_to(sweep_dir.resolve() / name):
+            if directory.is_relative_to(Path(os.path.realpath(sweep_dir), name)):
                 raise ConfigError(
                     f"hydra.sweep.subdir: job {number} would run in {name!r}, where the sweep has files of its own"
                 )

@@ -177,6 +177,13 @@ def test_taken(line, wanted, tmp_path):
         assert ended.err == "rlexp: algo is given twice, algo=ppo and algo=dqn: the last counts\n"
 
 
+@pytest.mark.parametrize("mode", [[], ["-m"]])
+def test_a_loop_of_links_is_no_folder_to_search(mode, tmp_path):
+    """Before Python 3.13, Path.resolve raises RuntimeError there."""
+    ended = run(Line(["hydra.searchpath=[loop]", *mode], links={"loop": "loop"}), tmp_path)
+    assert ended.code == 0 and wrong_with(ended) is None, ended
+
+
 @settings(
     max_examples=int(os.environ.get("RLEXP_COMMAND_LINES", "30")),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
