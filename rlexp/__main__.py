@@ -136,15 +136,15 @@ def main() -> None:
     try:
         check_text(sys.argv[1:])
         args = _arguments()
-        with endings.preparing():
+        with rundir.preparing():
             overrides = [*compose.search_path(args.config_dir), *args.overrides]
         if args.multirun:
             sweep(overrides)
         elif args.cfg or args.help or args.hydra_help or args.info or args.shell_completion:
-            with endings.preparing():
+            with rundir.preparing():
                 _print(args, overrides)
         else:
-            with endings.preparing():
+            with rundir.preparing():
                 command, experiment = validate(overrides)
             run_dir = command.run_dir
             for line in doubled(overrides):

@@ -14,7 +14,6 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -57,17 +56,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{message}; --help shows what there is", program=self.prog.removeprefix("python -m "))
         sys.exit(2)
-
-
-@contextlib.contextmanager
-def preparing() -> Iterator[None]:
-    """Before there is a run: a file or a directory that cannot be used is bad input."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, store.StoreError) and "gs://" in str(error):
-            raise  # it was reached before
-        raise ConfigError(str(error)) from error
 
 
 def say(text: str, *, program: str = "rlexp") -> None:

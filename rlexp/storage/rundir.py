@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -207,6 +207,17 @@ def remove(fresh: Sequence[Path]) -> None:
         else:
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+@contextlib.contextmanager
+def preparing() -> Iterator[None]:
+    """Before there is a run: a file or a directory that cannot be used is bad input."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, store.StoreError) and "gs://" in str(error):
+            raise  # it was reached before
+        raise ConfigError(str(error)) from error
 
 
 class Before(NamedTuple):

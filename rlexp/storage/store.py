@@ -34,6 +34,7 @@ MARKER = ".store.json"
 LOCAL_ROOT = "outputs"  # where working copies are, if the store does not say more
 _CHECKPOINTS = "checkpoints"
 _LONGEST = 3500  # bytes of a directory's path: what lies in it has names too, and Linux has an end at 4096
+_LONGEST_PART = 255  # of a file system
 _REACH_S = 20  # gcsfs alone would try for a minute
 _NOT_PUSHED = (".lock", ".part", ".tar.gz", ".tmp", ".sqlite", "-journal", ".token", MARKER)
 
@@ -111,6 +112,8 @@ def unusable(directory: Path) -> str | None:
         return "its name is not UTF-8"
     if len(name) > _LONGEST:
         return f"its name has {len(name)} bytes; allowed: {_LONGEST}"
+    if (longest := max(map(len, name.split(b"/")))) > _LONGEST_PART:
+        return f"a part of its name has {longest} bytes; allowed: {_LONGEST_PART}"
     return None
 
 

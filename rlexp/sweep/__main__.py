@@ -27,7 +27,7 @@ from typing import Any
 from rlexp import endings, tables
 from rlexp.compose import is_ours
 from rlexp.config import ConfigError, load_module
-from rlexp.storage import store
+from rlexp.storage import rundir, store
 from rlexp.sweep import worker
 from rlexp.sweep.manifest import NAME, Manifest
 from rlexp.sweep.supervise import BUDGETS
@@ -80,7 +80,7 @@ def _go_on(manifest: Manifest, directory: Path) -> None:
     again += [quoted(where, str(directory)), *([] if many else ["resume=auto"])]
     # All of this stands in the sweep's directory, and not in the command that was typed: who made that directory says what runs.
     endings.say(f"goes on in {cwd!r} with: python -m rlexp {shlex.join(again)}", program="rlexp.sweep")
-    with endings.preparing():
+    with rundir.preparing():
         os.chdir(cwd)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "rlexp", *again])

@@ -50,8 +50,7 @@ def _launch(
         if "launcher" in config:
             directories = {one.hydra.job.num: _directory(one) for one in composed}
             places.check_apart(directories, sweep_dir)
-            for directory in directories.values():
-                places.check_free(directory)
+            places.check_free(directories.values())
         return [_run_job(launcher, one, launcher.task_function) for one in composed]
     # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
     jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
@@ -120,9 +119,9 @@ def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_mani
     sweep_dir = Path(str(plugin.config.hydra.sweep.dir)).absolute()
     if not has_manifest:
         places.check_apart({job.number: job.dir for job in made}, sweep_dir)
-        for job, one in zip(made, jobs, strict=True):
-            places.check_free(job.dir)
-            if not plugin.config.hydra.launcher._target_.startswith("hydra_plugins.rlexp"):
+        places.check_free(job.dir for job in made)
+        if not plugin.config.hydra.launcher._target_.startswith("hydra_plugins.rlexp"):
+            for one in jobs:
                 with compose.one_line():  # as others' launchers compose it
                     plugin.hydra_context.config_loader.load_sweep_config(plugin.config, list(one))
         return

@@ -1,6 +1,7 @@
 """A sweep as Hydra hands it over: the sweeper chooses trials, each makes jobs, the launcher runs them; batch after batch."""
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from omegaconf import OmegaConf
 from rlexp import compose, hints, hydra_internals
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
 from rlexp.storage import rundir
-from rlexp.sweep import hydra_jobs
+from rlexp.sweep import hydra_jobs, places
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
 from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
@@ -34,7 +35,8 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
       JobFailed: a job failed; the others are over.
     """
     directory = Path(str(plugin.config.hydra.sweep.dir)).absolute()
-    earlier, before = rundir.before(directory), _content(directory / _LINE)
+    with rundir.preparing():
+        earlier, before = rundir.before(directory), _content(directory / _LINE)
     returned: list[Sequence[JobReturn]] = []
     try:
         _sweep(plugin, arguments, directory, has_manifest, returned)
@@ -42,7 +44,7 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
         if not returned:  # no job has been started, here; another sweep may be there
             if before is not None:
                 (directory / _LINE).write_bytes(before)
-            if not (directory / NAME).exists() or not Manifest(directory).has_begun():
+            if not os.path.exists(directory / NAME) or not Manifest(directory).has_begun():
                 rundir.restore(earlier)
         raise
     return returned
@@ -59,13 +61,16 @@ def check_hydras(plugin: Any, arguments: Sequence[str]) -> None:
     if not hydra_internals.is_hydras_sweeper(plugin):
         return
     _check_size(plugin.max_batch_size)
+    places.check_writable([Path(str(plugin.config.hydra.sweep.dir)).absolute()], "hydra.sweep.dir")
     parser = OverridesParser.create(config_loader=plugin.hydra_context.config_loader)
     overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in plugin.params.items()), *arguments])
     if interval := next((o for o in overrides if o.is_interval_sweep()), None):
         raise ConfigError(f"{interval.key_or_group}: hydra/sweeper=basic knows no intervals; leave that out")
     launcher = plugin.config.hydra.launcher
     ours = str(launcher._target_).startswith("hydra_plugins.rlexp")
-    _check_batches(plugin, hydra_internals.grid(overrides), has_manifest=ours and launcher.pack != "off")
+    jobs, has_manifest = hydra_internals.grid(overrides), ours and launcher.pack != "off"
+    # It makes the directory before any launcher can look, so that all jobs are composed here, and once more there.
+    hydra_jobs.check_all(plugin, jobs, size=plugin.max_batch_size or len(jobs), has_manifest=has_manifest)
 
 
 def _check_size(size: Any) -> None:

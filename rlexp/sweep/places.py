@@ -1,7 +1,7 @@
 """Where the jobs of a sweep would write, looked at before anything starts: nothing that is there is overwritten."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlexp.config import ConfigError
@@ -13,6 +13,7 @@ from rlexp.sweep.packing import PACKS, Job, without_launcher
 _OF_THE_SWEEP = (NAME, PACKS, worker.FOLDER)  # in its directory
 
 
+@rundir.preparing()
 def check(jobs: Sequence[Job], sweep_dir: Path) -> None:
     """Raises ConfigError where a job would write to what is a run of something else, or to what another job writes.
 
@@ -24,24 +25,30 @@ def check(jobs: Sequence[Job], sweep_dir: Path) -> None:
     if not known:
         _check_new(sweep_dir, jobs[0].config.output_root)
     for job in jobs:
-        check_free(job.dir) if job.number not in known else _check_own(job, known[job.number])
-    for place in sorted({_there(job.dir) for job in jobs if job.number not in known}):
+        if job.number in known:
+            _check_own(job, known[job.number])
+    check_free([job.dir for job in jobs if job.number not in known])
+
+
+@rundir.preparing()
+def check_writable(directories: Iterable[Path], key: str) -> None:
+    """Raises ConfigError where one of them cannot be made, or not be written to. Makes none."""
+    there = set()
+    for directory in directories:
+        rundir.check_name(directory, key)
+        there.add(next(path for path in (directory, *Path(os.path.realpath(directory)).parents) if path.is_dir()))
+    for place in sorted(there):
         try:
             rundir.try_to_write(place)
         except OSError as error:
-            raise ConfigError(f"hydra.sweep.subdir: cannot write to {str(place)!r}: {error.strerror}") from error
+            raise ConfigError(f"{key}: cannot write to {str(place)!r}: {error.strerror}") from error
 
 
-def _there(directory: Path) -> Path:
-    """The directory, or the nearest one above it that exists."""
-    return next(path for path in (directory, *Path(os.path.realpath(directory)).parents) if path.is_dir())
-
-
+@rundir.preparing()
 def check_apart(directories: Mapping[int, Path], sweep_dir: Path) -> None:
     """Raises ConfigError where two jobs have one directory, or one lies in another's, or in what the sweep itself writes."""
     owners: dict[Path, int] = {}
     for number, directory in directories.items():
-        rundir.check_name(directory, "hydra.sweep.subdir")
         other = owners.setdefault(Path(os.path.realpath(directory)), number)
         if other != number:
             raise ConfigError(
@@ -61,15 +68,22 @@ def check_apart(directories: Mapping[int, Path], sweep_dir: Path) -> None:
                 )
 
 
-def check_free(directory: Path) -> None:
+@rundir.preparing()
+def check_free(directories: Iterable[Path]) -> None:
     """Raises ConfigError where a run has been in a directory, or it cannot be one."""
-    for path in (directory, *directory.parents):
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"hydra.sweep.dir: {str(path)!r} is a file; expected a directory, or a name that is free")
-    if rundir.is_run(directory):
-        raise ConfigError(
-            f"hydra.sweep.dir: {str(directory)!r} holds a run already, which is no job of this sweep; expected another directory"
-        )
+    directories = list(directories)
+    for directory in directories:
+        for path in (directory, *directory.parents):
+            if path.exists() and not path.is_dir():
+                raise ConfigError(
+                    f"hydra.sweep.dir: {str(path)!r} is a file; expected a directory, or a name that is free"
+                )
+        if rundir.is_run(directory):
+            raise ConfigError(
+                f"hydra.sweep.dir: {str(directory)!r} holds a run already, which is no job of this sweep; expected another "
+                "directory"
+            )
+    check_writable(directories, "hydra.sweep.subdir")
 
 
 def _check_new(sweep_dir: Path, output_root: str) -> None:
@@ -96,4 +110,4 @@ def _check_own(job: Job, known: Entry) -> None:
             return
     elif rundir.id_of(job.dir) == known.run_id:
         return
-    check_free(job.dir)
+    check_free([job.dir])

@@ -1,6 +1,7 @@
 """What every algorithm keeps to. An algorithm is covered as soon as conf/algo/ has its YAML; names say only
 which cases are quick and which slow."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -24,13 +25,20 @@ N = 1_000  # observations that are acted on at a time
 FIELDS = ("params", "opt_state", "hp", "normaliser", "key", "step")
 
 
-def build(algorithm: str, env: str = "masked", *overrides: str) -> Experiment:
-    node, _ = compose.compose_node([f"algo={algorithm}", *SMALL, *overrides])
+@functools.cache
+def composed(algorithm: str, *overrides: str) -> dict[str, Any]:
+    return compose.compose_node([f"algo={algorithm}", *SMALL, *overrides])[0]
+
+
+def build(algorithm: str, env: str = "masked", actions: str = "") -> Experiment:
+    """`actions` is an override of the probe."""
+    node = copy.deepcopy(composed(algorithm))
     if "torso" in node["network"]:  # a memory behind another network, where the algorithm needs one
         node["network"] |= {"units": 8, "torso": node["network"]["torso"] | {"hidden": [8]}}
     else:
         node["network"]["hidden"] = [8]
-    node["env"] = node["env"] if env == "probe" else {"module": toys.__name__, "continuous": env == "continuous"}
+    probe = composed("ppo", actions) if actions else node
+    node["env"] = {**probe["env"]} if env == "probe" else {"module": toys.__name__, "continuous": env == "continuous"}
     if "normalize_observations" in node["algo"]:
         node["algo"]["normalize_observations"] = True
     sizes = SIZES if "num_envs" in node["algo"] else OF_DATA
@@ -38,10 +46,10 @@ def build(algorithm: str, env: str = "masked", *overrides: str) -> Experiment:
     return experiment.build(node)
 
 
-def refusal(algorithm: str, env: str, *overrides: str) -> str:
+def refusal(algorithm: str, env: str, actions: str = "") -> str:
     """What an algorithm says of actions that are not for it."""
     try:
-        build(algorithm, env, *overrides)
+        build(algorithm, env, actions)
     except ConfigError as error:
         return str(error)
     return ""
@@ -323,8 +331,7 @@ def test_other_actions_are_learnt_or_refused_in_one_line(algorithm, actions):
     told, shape, dtype = KINDS_OF_ACTIONS[actions]
     refused = refusal(algorithm, "probe", actions)
     if refused:
-        node, _ = compose.compose_node([f"algo={algorithm}"])
-        name = node["algo"]["module"].rpartition(".")[2]  # c51 is dqn's
+        name = composed(algorithm)["algo"]["module"].rpartition(".")[2]  # c51 is dqn's
         assert refused in [f"env: probe/obs_action_reward {how.format(name)}" for how in told]
         return
     built = build(algorithm, "probe", actions)

@@ -26,7 +26,13 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["-m", "run=eval"]), ["resume", "run=eval"]),
     (Line(["-m", "run=train,eval"]), ["resume", "run=eval"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null/x"]), ["hydra.sweep.dir", "/dev/null/x"]),
-    (Line(["-m", "hydra.sweep.subdir=/proc/1"]), ["hydra.sweep.subdir", "cannot write to", "/proc/1"]),
+    *[
+        (Line(["-m", f"hydra.sweep.{key}={path}", *basic]), [f"hydra.sweep.{key}", path[:7]])
+        for key in ("dir", "subdir")
+        for path in (f"a/{'x' * 256}/b", "/proc/1/x")
+        for basic in ([], ["hydra/launcher=basic"], ["hydra/sweeper=basic"])
+    ],
+    (Line(["-m", "hydra.sweep.dir=" + "x" * 256]), ["File name too long"]),
     (Line(["-m", "hydra.sweep.dir="]), ["hydra.sweep.dir", "''"]),
     (Line(["-m", "+algo.base_num_envs=1", "hydra/launcher=basic"]), ["algo.base_num_envs"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null"]), ["hydra.sweep.dir", "/dev/null", "Not a directory"]),
