@@ -1,5 +1,7 @@
 """What several tests need: experiments from overrides, and a pack trained in this process."""
 
+import copy
+import functools
 import json
 import os
 import subprocess
@@ -31,10 +33,14 @@ SMALL = (  # ten updates and three lines, by default PPO on CartPole
 )
 
 
+@functools.cache
+def _composed(*overrides: str) -> dict[str, Any]:
+    return compose.compose_node([*QUIET, *overrides])[0]
+
+
 def build(*overrides: str) -> Experiment:
-    """The experiment of a command line."""
-    node, _ = compose.compose_node([*QUIET, *overrides])
-    return experiment.build(node)
+    """The experiment of a command line, which is composed once."""
+    return experiment.build(copy.deepcopy(_composed(*overrides)))
 
 
 def fingerprint(*overrides: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ RICH = [(a, env) for a, env in CASES if env != "probe"]
 # The probe's observations are plain arrays, as in all environments that algorithms are trained in elsewhere.
 # Every day one kind of actions is enough for each algorithm, and for packs, which cost most, some algorithms.
 FIRST = dict(reversed(RICH))
-PACKED = ("dqn", "ppo", "r2d2", "sac", "td3")
+PACKED = ("dqn", "ppo")
 
 
 def _cases(quick: Callable[[str, str], bool], cases: Iterable[tuple[str, str]] = RICH) -> list[Any]:

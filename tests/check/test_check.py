@@ -26,6 +26,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_a_sound_mesh_passes(tmp_path, capsys):
     experiment = build(*SMALL)
     assert check.check_run(Member(experiment, tmp_path, "c0ffee00"))

@@ -22,6 +22,7 @@ def run_child(what, directory):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_other_device_counts(tmp_path, tools):
     """Bit for bit from 1 device to 4, and from 4 to 1, 2 and 4; nothing is printed on the way."""
     tools.save(tmp_path / "from_one", 1)

@@ -270,6 +270,7 @@ def test_run_check_holds_the_mesh_of_several_processes_against_one_device(start,
     assert "the same seed twice" in processes.said(0) and without_gloo(processes.said(1)) == []
 
 
+@pytest.mark.slow
 def test_devices_must_be_shared_out_evenly(start, tmp_path):
     processes = start(3, f"hydra.run.dir={tmp_path / 'run'}")
     assert processes.wait(100) == [2, 2, 2]

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from suites import SUITES
 from support import build
 
-from rlexp import compose
+from rlexp import compose, experiment
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.overrides import merge_overrides, quoted
 from rlexp.sameness import pack_key, resume_fingerprint
@@ -74,7 +74,7 @@ def test_every_option_builds(option):
     config, modules = parse(node)
     assert modules["algo"].startswith("rlexp.algos")
     if not option.startswith(("env=", "logger=tensorboard")):  # environments have tests of their own
-        build(option, *NEEDS.get(option, []), *(["logger=default"] if option.startswith("logger") else []))
+        experiment.build(node)
     assert isinstance(config, Config)
 
 

@@ -263,6 +263,7 @@ def test_gymnax_is_imported_only_by_make():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=CONF.parents[2])
 
 
+@pytest.mark.slow
 def test_what_gymnax_draws_with_is_imported_when_it_draws():
     """seaborn and pyplot take longer to import than all the rest of a start."""
     code = """

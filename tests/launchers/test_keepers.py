@@ -105,6 +105,7 @@ CALLS = ["describe", "create", "delete", "scp", "hello", "set up", "start", "loo
 STATES = ["READY", "REPAIRING", "RESTARTING", "REIMAGING", "PREEMPTED", "STOPPED", "UNKNOWN", "CREATING"]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     some=st.dictionaries(st.integers(0, 80), SAID, max_size=12),

@@ -41,7 +41,7 @@ def lies(x):
     return x.sharding.memory_kind, not x.sharding.is_fully_replicated
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_each_leaf_lies_in_its_place_and_stays_there(num_devices):
     made = traced(num_devices).compile()
     run, _ = made.chunk(made.init(), 3)
@@ -71,6 +71,7 @@ def test_feedback_keeps_the_places(num_devices):
     assert heard.calls.tolist() == 100 and heard.table.shape == (4, 2, 3)
 
 
+@pytest.mark.slow
 def test_saved_on_four_devices_and_resumed_on_one(tmp_path):
     def train(num_devices, where, *overrides, resume=None):
         made = build(f"hardware.mesh.data={num_devices}", "checkpoint.every_updates=3", *overrides)

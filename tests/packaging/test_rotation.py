@@ -87,7 +87,7 @@ def test_each_slow_test_is_in_one_share_and_what_is_left_out_is_told(project):
 def test_the_turn_goes_on_with_each_commit(project, tmp_path):
     assert rotation.turn(project, TODAY) == (2, "commit number 2")
     out = pytest_in(project, "--share=auto", "--collect-only", "-q")
-    assert "share 3 of 4 of the slow tests (commit number 2)" in out
+    assert f"share 3 of {rotation.SHARES} of the slow tests (commit number 2)" in out
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{project}", "shallow")
     (tmp_path / "none").mkdir()
     for name, why in (("shallow", "a shallow clone"), ("none", "no git repository")):

@@ -67,6 +67,7 @@ def test_the_wheel_carries_the_packages_and_the_configuration(wheel: Path) -> No
     assert "hydra_plugins/__init__.py" not in carried  # it would hide the plugins of every other package
 
 
+@pytest.mark.slow
 def test_the_installed_package_runs_from_an_empty_directory(python: Path, tmp_path: Path) -> None:
     where = _call(
         python, "-c", "import rlexp, rlexp_launchers; print(rlexp.__file__, rlexp_launchers.__file__)", cwd=tmp_path

@@ -43,6 +43,7 @@ def test_nothing_planned_is_no_picture_and_no_error(tmp_path):
     assert (tmp_path / "scaling.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_sweep_tells_of_its_own_plans_and_not_of_those_before_it_in_this_process(tmp_path, monkeypatch):
     def plan(experiment, run_dir, resume_dir, overrides):
         (run_dir / "config.yaml").write_text("hardware: {mesh: {data: 4, model: 1}}")

@@ -87,6 +87,7 @@ def four_devices(trained: Path) -> Profiled:
     return Profiled(directory, json.loads((directory / "profile.json").read_text()), done.stdout)
 
 
+@pytest.mark.slow
 def test_all_parts_are_measured(one_device: Path) -> None:
     report = json.loads((one_device / "profile.json").read_text())
     assert report["devices"] == {"platform": "cpu", "kind": "cpu", "num": 1}

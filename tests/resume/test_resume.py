@@ -46,6 +46,7 @@ def test_a_larger_total_goes_on_and_the_schedule_follows(tmp_path):
     assert half_of_new[0] == pytest.approx(2.5e-4 * (1 - 12 / 20), rel=1e-5)  # updates 10 … 14 of 20, not of 10
 
 
+@pytest.mark.slow
 def test_lines_after_the_checkpoint_are_written_once(tmp_path):
     train(tmp_path / "a", *TINY, "total_env_steps=960")
     train(tmp_path / "b", *TINY, "total_env_steps=960")
@@ -72,7 +73,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capfd):
     assert summary["resumed_from"] == 960 - 5 * 64 and summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("what", ["learner", "params"])
+@pytest.mark.parametrize("what", ["learner", pytest.param("params", marks=pytest.mark.slow)])
 def test_a_new_run_starts_from_what_was_learnt(what, tmp_path):
     train(tmp_path / "old", *TINY, "total_env_steps=640")
     # no update is large enough to move parameters by much at this learning rate

@@ -50,6 +50,7 @@ def test_a_run_and_what_it_gives(trained, place):
     assert trained.load().env_steps == rlexp.load(trained.dir).env_steps == 256
 
 
+@pytest.mark.slow
 def test_again_in_the_same_process_and_in_a_thread(trained):
     """Another directory and another id; and signals are the main thread's alone."""
     given, found = [], []

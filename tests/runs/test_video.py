@@ -31,6 +31,7 @@ def frames_of(path) -> list[np.ndarray]:
         return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
 
 
+@pytest.mark.slow
 def test_an_episode_is_in_the_run_directory_and_goes_to_the_loggers(walked, tmp_path, monkeypatch):
     sent = []
     make = Logger(log=lambda _: None, video=lambda path, steps: sent.append((path.name, steps)))

@@ -47,6 +47,7 @@ def bc(*overrides: str, kind: str = "hdf5", place: Path | None = None) -> list[s
 # --- run=record --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_as_minari_knows_it(place, monkeypatch, capsys):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(place / "hdf5"))
     data = minari.load_dataset("cartpole-v0")

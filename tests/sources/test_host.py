@@ -321,6 +321,7 @@ def test_members_are_refused():
         program.trace(members, layout_of(members))
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_shares_of_the_time(place, capsys):
     overrides = (*QUIET, *CARTPOLE, "source=actors", "eval.num_episodes=1")
     profiled = rlexp.train(overrides, {"hydra.run.dir": "profiled"}, run="profile")

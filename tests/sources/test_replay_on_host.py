@@ -162,6 +162,7 @@ def test_samples_are_pieces_of_what_an_environment_did(source):
     assert len(seen) > 15
 
 
+@pytest.mark.slow
 def test_any_number_of_devices():
     """What is remembered and drawn is equal to the bit; the learning is equal but for rounding."""
     found = {}
@@ -188,6 +189,7 @@ def test_any_number_of_devices():
 GIVEN = ("algo.hp.epsilon_start=0.05", "algo.source.selector=prioritised", "eval.every_env_steps=32")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_memory(tmp_path):
     """With an environment that itself remembers nothing: all is equal to a run in one go, bit for bit."""
     half, whole = (toy(line, *GIVEN) for line in ("total_env_steps=128", "total_env_steps=192"))

@@ -99,7 +99,9 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "obstacle", "said"),
     [
-        ("start", lambda member: (member / "metrics.jsonl").mkdir(), "Is a directory"),
+        pytest.param(
+            "start", lambda member: (member / "metrics.jsonl").mkdir(), "Is a directory", marks=pytest.mark.slow
+        ),
         pytest.param("start", lambda member: (member / "checkpoints").touch(), "checkpoints", marks=pytest.mark.slow),
         pytest.param(
             "later",

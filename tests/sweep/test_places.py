@@ -96,6 +96,7 @@ def test_another_sweep_that_is_there_is_told_as_what_it_is(tmp_path):
         manifest.add(0, other.overrides)
 
 
+@pytest.mark.slow
 def test_a_refused_line_changes_nothing(tmp_path, monkeypatch, capfd):
     """By the whole command: one line, exit code 2, and every file as it was, also those of a sweep that is there."""
     leave_run(tmp_path / "run", "abcdef01")

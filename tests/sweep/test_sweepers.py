@@ -42,7 +42,7 @@ def divides(overrides: Sequence[str]) -> None:
         raise ConfigError("the launcher's own words")
 
 
-@pytest.mark.parametrize("how", ["random", "optuna"])
+@pytest.mark.parametrize("how", ["random", pytest.param("optuna", marks=pytest.mark.slow)])
 def test_a_draw_that_is_no_valid_run_is_drawn_anew(how, tmp_path, capsys):
     line = (f"sweeper={how}", "sweeper.num_trials=3", MINIBATCHES)
     objective = lambda overrides: value_of(overrides, "algo.num_minibatches")  # noqa: E731
@@ -55,6 +55,7 @@ def test_a_draw_that_is_no_valid_run_is_drawn_anew(how, tmp_path, capsys):
     assert chosen(tmp_path, "algo.num_minibatches")[:3] == before and len(jobs(tmp_path)) == 4
 
 
+@pytest.mark.slow
 def test_a_space_without_valid_runs_is_given_up(tmp_path):
     line = ("sweeper=optuna", "sweeper.num_trials=3", "algo.num_minibatches=interval(5, 7)")
     with pytest.raises(ConfigError, match=r"hardly a draw is a valid run.*num_minibatches") as told:

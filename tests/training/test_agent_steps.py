@@ -49,6 +49,7 @@ def test_it_is_the_sum_of_the_shares(whole):
     assert summary["agent_steps"] == total > 0
 
 
+@pytest.mark.slow
 def test_cut_and_resumed_it_goes_on(whole, tmp_path):
     (half,) = train(tmp_path, *WAITING, seeds=(5,), stop=StopAfter(3))
     assert half["agent_steps"] == dict(counts(whole[1]))[768]

@@ -68,6 +68,7 @@ def train(directory, *overrides, prune=None, seeds=(0,), resume=None, stop=None)
     return train_pack(members, stop=stop or Stop(), resume=resume, directory=home)
 
 
+@pytest.mark.slow
 def test_members_leave_and_the_others_go_on_with_what_was_changed(tmp_path):
     whole = train(tmp_path / "whole", prune=[1, 0], seeds=(0, 1, 2))
     assert [s["status"] for s in whole] == ["pruned", "pruned", "finished"]

@@ -70,6 +70,7 @@ def begun(tmp_path_factory):
     return where, common
 
 
+@pytest.mark.slow
 def test_an_evaluation_before_the_first_update(begun):
     """A line of its own, and nothing else differs: not a number, not the parameters."""
     where, _ = begun

@@ -47,6 +47,7 @@ def trained(tmp_path_factory):
     return where
 
 
+@pytest.mark.slow
 def test_the_memory_is_saved_once_and_resumed_to_the_bit(trained, tmp_path):
     shutil.copytree(trained / "alone/0", tmp_path / "0")
     checkpoints = tmp_path / "0/checkpoints"

@@ -112,6 +112,7 @@ def test_every_leaf_of_a_run_is_a_strong_nonempty_array():
         assert isinstance(leaf, jax.Array) and leaf.size and strong, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 def test_compiled_once_resume_included(tmp_path, caplog):
     """init, chunk and evaluate are compiled once each; nothing of a run is compiled while it trains."""
     phases: list[str] = []
