@@ -247,7 +247,7 @@ class Config:
     launcher: Host[Part]
     """How the jobs of `-m` are run: launcher=local."""
     sweeper: Host[Part]
-    """Which jobs `-m` runs: sweeper=grid, random, optuna."""
+    """Which jobs `-m` runs: sweeper=grid, random, optuna, pbt."""
     resume: Host[Text | None]
     """auto (the run's own directory), a run directory or its URL, or a W&B id found under output_root."""
     output_root: Host[Text]

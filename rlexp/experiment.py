@@ -149,7 +149,7 @@ def build(
             raise ConfigError(
                 f"algo.lr_scaling: {modules['algo']} has no {' and no '.join(missing)}, which it is made of"
             )
-        hp["lr"] *= _lr_factor(config)
+        hp["lr"] *= lr_factor(config)
     hp["total_updates"] = float(total_updates)
     return Experiment(
         config=config,
@@ -264,6 +264,9 @@ def _num_shards(config: Config, resumed: int | None) -> int:
     return num_shards
 
 
-def _lr_factor(config: Config) -> float:
+def lr_factor(config: Config) -> float:
+    """By how much the learning rate is larger than `algo.hp.lr` says."""
+    if "lr_scaling" not in _fields(config.algo):
+        return 1.0
     ratio = config.algo.num_envs / config.algo.base_num_envs
     return {"none": 1.0, "sqrt": ratio**0.5, "linear": ratio}[config.algo.lr_scaling]

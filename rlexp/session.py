@@ -17,7 +17,7 @@ from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sameness import resume_fingerprint
 from rlexp.storage import rundir, store
-from rlexp.training import host, memory
+from rlexp.training import between, host, memory
 from rlexp.training.evaluate import episode_means
 from rlexp.training.loop import Diverged, Member, Resume, train_pack
 
@@ -62,6 +62,8 @@ def prepare(
     experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"] if meta else None)
     if experiment.on_host:
         host.check(experiment)
+    for hook in between.of(config, modules):
+        hook.check(experiment, num_members)
     if config.eval.video is not None:
         from rlexp.modes import video
 

@@ -94,10 +94,11 @@ def parts() -> Iterator[Part]:
         if isinstance(d, dict)
         for k, v in d.items()
     }
-    fields = {*PLACES, *vars(Config)["__dataclass_fields__"]}
-    for group in (name for name, first in chosen.items() if first and name in fields):
-        folder, first = CONF_DIR / group, chosen[group]
+    own = {field.name for field in dataclasses.fields(Config)}  # which may be null by default, as `between` is
+    for group in (name for name, first in chosen.items() if name in own or (first and name in PLACES)):
+        folder = CONF_DIR / group
         options = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+        first = chosen[group] or options[0]
         options.sort(key=lambda option, first=first: option != first)
         nodes = {option: _read(folder / f"{option}.yaml") for option in options}
         if "module" not in nodes[first]:  # of a fixed schema, such as debug

@@ -107,6 +107,7 @@ def _sweep(
     # The jobs of a trial: Hydra's grid of all but the intervals.
     grid = hydra_internals.grid([o for o in overrides if not o.is_interval_sweep()])
     sweeper = _sweeper(plugin, overrides, grid, directory)
+    has_grid, grid = sweeper.grid is not None, sweeper.grid or grid
     if sweeper.space and not has_manifest:
         raise ConfigError(
             "hydra/launcher: this one keeps no manifest, which a sweeper with a search space needs; leave it out"
@@ -128,7 +129,7 @@ def _sweep(
         first = len(done) * len(grid)
         if not sweeper.space and "launcher" in plugin.config:
             _check_batches(plugin, jobs, has_manifest=has_manifest)
-        if sweeper.space and fitting == misses == 0:
+        if sweeper.space and not has_grid and fitting == misses == 0:
             print(_head(done, len(trials)), flush=True)
         try:
             for i in range(0, len(jobs), size := plugin.max_batch_size or len(jobs)):
@@ -160,7 +161,7 @@ def _sweep(
         results = [_mean(objectives[i : i + len(grid)]) for i in range(0, len(jobs), len(grid))]
         done += zip(trials, results, strict=True)
         trials = _send(sweeper.batches, results)
-    if sweeper.space:
+    if sweeper.space and not has_grid:
         print("\n".join(_best(done, len(grid))), flush=True)
     if has_manifest:
         entries = Manifest(directory).jobs()
@@ -201,10 +202,10 @@ def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence
     groups = loader.get_group_options("", ObjectType.GROUP)
     options = {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
     intervals = {o.key_or_group: _interval(o) for o in overrides if o.is_interval_sweep()}
-    given = Sweep(directory, config, len(grid), intervals, options)
+    given = Sweep(directory, config, modules, grid, intervals, options)
     sweeper: Sweeper = load_module(modules["sweeper"], "sweeper").make(config.sweeper, given)
     if unknown := intervals.keys() - sweeper.space.keys():
-        raise ConfigError(f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random or sweeper=optuna")
+        raise ConfigError(f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random, optuna or pbt")
     for key in sweeper.space:
         if said := [o.input_line for o in overrides if o.key_or_group == key and not o.is_interval_sweep()]:
             raise ConfigError(f"{key}: both in sweeper.space and on the command line, {said[0]!r}; leave one out")

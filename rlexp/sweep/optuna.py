@@ -61,7 +61,7 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
                 f"sweeper.module: sweeper=optuna needs {error.name}, which is not installed; pip install 'rlexp[optuna]'"
             ) from error
     jobs = sweep.config.launcher.max_pack or _JOBS_AT_ONCE
-    batch = config.batch or max(1, jobs // sweep.jobs_per_trial)
+    batch = config.batch or max(1, jobs // len(sweep.grid))
     return Sweeper(space, _batches(config, space, batch, sweep.directory))
 
 

@@ -71,7 +71,9 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
             summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced, lost=lost)
     except (Exception, SystemExit) as error:  # a failed job is a failed job, whatever a module raises: the others go on
         too_large = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
-        if too_large and len(pack) > 1 and _saved(pack[0], folder) is None:  # else what it has learnt would be lost
+        # Of what it has learnt halves would know nothing, and where something acts on all members they would be another thing.
+        whole = pack[0].config.between is not None or _saved(pack[0], folder) is not None
+        if too_large and len(pack) > 1 and not whole:
             _remove(folder)
             print(f"{len(pack)} jobs in one program need too much memory; they are trained in two halves", flush=True)
             for half in (pack[: len(pack) // 2], pack[len(pack) // 2 :]):

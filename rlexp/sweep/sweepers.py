@@ -34,7 +34,8 @@ class Sweep(NamedTuple):
 
     directory: Path
     config: Config  # of the first job
-    jobs_per_trial: int
+    modules: Mapping[str, str]  # and its modules
+    grid: Sequence[Sequence[str]]  # what the command line multiplies each trial by: the overrides of a job
     intervals: Mapping[str, object]  # `key=interval(...)` of the command line, in the form of the YAML
     options: Mapping[str, Sequence[str]]  # of the configuration's groups
 
@@ -44,3 +45,4 @@ class Sweeper(NamedTuple):
 
     space: Space
     batches: Batches
+    grid: Sequence[Sequence[str]] | None = None  # null: the command line's; else the trials have all of that in them

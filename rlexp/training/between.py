@@ -1,7 +1,7 @@
 """What acts between two chunks, once an evaluation: it may change the Run, and let members leave their pack.
 
 `between=<name>` chooses a YAML with `module:`; that module has a `Config` and `make(config) -> Between`. Early stopping by
-`stop_at` is one that is always at hand.
+`stop_at` is one that is always at hand; `sweeper=pbt` brings `rlexp.sweep.population`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,11 @@ import jax
 import numpy as np
 
 from rlexp.config import Config, load_module
+from rlexp.experiment import Experiment
 from rlexp.types import Key, PyTree
+
+# What is written of a member in each of its metric lines, from one exchange to the next; checkpoints keep it.
+Told = dict[str, float | int]
 
 
 class Leave(NamedTuple):
@@ -21,6 +25,23 @@ class Leave(NamedTuple):
     why: str
 
 
+class Moment(NamedTuple):
+    """An evaluation, as the host knows it. The same moment comes again where a killed pack goes on."""
+
+    env_steps_before: int  # the last update of the chunk, which may cross a multiple of something
+    env_steps: int
+    returns: np.ndarray  # [members]; NaN for one that has failed or left
+    told: Sequence[Told]
+
+
+class Exchange(NamedTuple):
+    """Members that go on as copies of others, all of them at once, and with which settings."""
+
+    parents: Sequence[int]  # of each member, whom it goes on from: itself, if it goes on as it is
+    settings: Mapping[str, Sequence[float]]  # {path of a traced setting: [members]}, as a configuration has it
+    told: Sequence[Told]
+
+
 class Between(NamedTuple):
     """Called after each evaluation but the last, before the next chunk is dispatched; `returns` [members] are of it."""
 
@@ -28,6 +49,12 @@ class Between(NamedTuple):
     change: Callable[[Key, PyTree, jax.Array], PyTree] | None = None
     # returns -> {member: why it leaves}, on the host; NaN stands for a member that has failed or left. Comes before `change`.
     leave: Callable[[np.ndarray], Mapping[int, Leave]] = lambda returns: {}
+    # On the host, by the moment alone; None: nothing is exchanged. Comes after `change`.
+    exchange: Callable[[Moment], Exchange | None] = lambda moment: None
+    # What is told of members that begin. It is numbers alone: texts are for `config.yaml`.
+    begin: Callable[[Sequence[Config]], Sequence[Told]] = lambda configs: [{} for _ in configs]
+    # (experiment, how many members there are): raises ConfigError, before anything is made.
+    check: Callable[[Experiment, int], None] = lambda experiment, num_members: None
 
 
 def of(config: Config, modules: Mapping[str, str]) -> Sequence[Between]:
@@ -38,6 +65,14 @@ def of(config: Config, modules: Mapping[str, str]) -> Sequence[Between]:
     if (goal := config.stop_at.return_) is not None:
         found.append(Between(leave=lambda returns: _there(returns, goal)))
     return found
+
+
+def told_at_start(hooks: Sequence[Between], configs: Sequence[Config]) -> list[Told]:
+    """Of each member that begins."""
+    return [
+        {name: x for one in of_member for name, x in one.items()}
+        for of_member in zip(*(hook.begin(configs) for hook in hooks), [{}] * len(configs), strict=True)
+    ]
 
 
 def _there(returns: np.ndarray, goal: float) -> dict[int, Leave]:

@@ -20,6 +20,7 @@ from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.machine.stop import Stop
 from rlexp.training import between, metrics, program, schedule
+from rlexp.training.changes import acting
 from rlexp.training.layout import layout_of
 from rlexp.training.members import Member, Pack, start_of
 from rlexp.training.metrics import Chunk
@@ -67,13 +68,14 @@ def train_pack(
     warnings: list[str] = []
     restored = restore(resume, lead, traced, warn=warnings.append)
     start = start_of(restored.meta if restored else None, experiments)
+    hooks = between.of(config, lead.modules)
     pack = Pack(members, start, lost, warnings)
+    pack.told = start.told or between.told_at_start(hooks, [one.config for one in experiments])
     note = pack.progress.note
     if announces:
         note(f"the run is in {directory}")
     for text in _notices(lead, restored and restored.meta):
         note(text)
-    hooks = between.of(config, lead.modules)
 
     with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises; the last one first
         closing.callback(pack.progress.close)
@@ -97,7 +99,7 @@ def train_pack(
                 pack.agent_steps = metrics.transitions_at_start(counted, lead, len(members))
                 run = take_learnt(resume, lead, run, pack.progress.warn)
             del restored
-            changes = [hook.change and program.changed_by(hook.change, traced, config.seed) for hook in hooks]
+            acts = [acting(hook, traced, pack) for hook in hooks]
 
             # 3. Train.
             update, began = start.update, time.perf_counter() - start.wall_s
@@ -119,10 +121,9 @@ def train_pack(
                 update = boundary
                 if hooks and episodes is not None and update < lead.total_updates:
                     reports.finish()
-                    for hook, change in zip(hooks, changes, strict=True):
-                        returns = pack.returns()
-                        saves.let_leave(hook.leave(returns), update, run)
-                        run = change(run, update, returns) if change and pack.going() else run
+                    for hook, act in zip(hooks, acts, strict=True):
+                        saves.let_leave(hook.leave(pack.returns()), update, run)
+                        run = act(run, update) if pack.going() else run
                 stopping, due = distributed.any_of(stop.reason is not None, saves.due(update), after=counted)
                 if due:
                     reports.finish()  # first see that it is sound
@@ -188,6 +189,7 @@ class Reports:
             env_steps=env_steps,
             wall_s=now - self._began,
             agent_steps=pack.agent_steps,
+            told=pack.told,
         )
         going, troubles = pack.going(), pack.log(rows)
         pack.summary["env_steps"] = env_steps

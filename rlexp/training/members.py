@@ -12,7 +12,7 @@ from rlexp.experiment import Experiment
 from rlexp.loggers import Logger, Row, RunInfo, jsonl, silent
 from rlexp.machine import distributed
 from rlexp.storage import rundir, store
-from rlexp.training.between import Leave
+from rlexp.training.between import Leave, Told
 
 
 class Member(NamedTuple):
@@ -44,6 +44,7 @@ class Start(NamedTuple):
     ended: dict[int, Ended]
     had_ended: bool  # a run alone: it may have all that it is to have
     agent_steps: list[int] | None  # transitions so far; None where they were not counted
+    told: list[Told] | None  # of each, what stands in its lines; None where it begins
     num_lines: int | None  # of metrics, of each that is trained still; None where the checkpoint does not say
 
 
@@ -62,6 +63,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
             ended={},
             had_ended=False,
             agent_steps=None,
+            told=None,
             num_lines=0,
         )
     alone = len(experiments) == 1
@@ -76,6 +78,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
         ended={} if alone else ended,
         had_ended=alone and bool(ended),
         agent_steps=meta.get("agent_steps"),
+        told=meta.get("told"),
         num_lines=meta.get("num_lines"),
     )
 
@@ -110,6 +113,7 @@ class Pack:
             self.progress.warn(text)
         self.objectives, self.num_lines = start.objectives, start.num_lines
         self.agent_steps = start.agent_steps
+        self.told: list[Told] = [{} for _ in members]  # in the lines of each
         self.failed, self.ended = start.failed | lost, start.ended  # member -> why it is trained no more
         for i in self.failed.keys() & self.loggers:
             self.progress.fail(self._here.index(i))

@@ -1,6 +1,6 @@
 """From what a chunk has counted on the device to metric lines, one for each member."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +39,22 @@ def speed(chunk: Chunk, experiment: Experiment, num_members: int, seconds: float
 
 
 def rows(
-    values: Values, num_members: int, *, env_steps: int, wall_s: float, agent_steps: Sequence[int] | None = None
+    values: Values,
+    num_members: int,
+    *,
+    env_steps: int,
+    wall_s: float,
+    agent_steps: Sequence[int] | None = None,
+    told: Sequence[Mapping[str, float | int]] = (),
 ) -> list[Row]:
-    """The line of each member, with null for what is no finite number."""
+    """The line of each member, with null for what is no finite number; at its end what is told of it."""
     when: Row = {"env_steps": env_steps, "wall_s": wall_s}
     own: list[Row] = [{"agent_steps": x} for x in agent_steps] if agent_steps is not None else [{}] * num_members
-    return [when | own[i] | {name: _finite_or_none(x[i]) for name, x in values.items()} for i in range(num_members)]
+    last: list[Row] = [dict(one) for one in told] or [{}] * num_members
+    return [
+        when | own[i] | {name: _finite_or_none(x[i]) for name, x in values.items()} | last[i]
+        for i in range(num_members)
+    ]
 
 
 def transitions(counted: Metrics) -> list[int] | None:

@@ -148,7 +148,12 @@ class Saves:
         pack = self._pack
         part = jax.tree.map(lambda x: x[i : i + 1], whole)
         alone = {"agent_steps": pack.agent_steps and [pack.agent_steps_of(i)]}
-        alone |= {"objectives": [pack.objectives[i]], "members": [self._fingerprints[i]], "failed": {}}
+        alone |= {
+            "told": [pack.told[i]],
+            "objectives": [pack.objectives[i]],
+            "members": [self._fingerprints[i]],
+            "failed": {},
+        }
         meta = self._meta(update) | alone | {"ended": {0: pack.ended[i]} if i in pack.ended else {}}
         try:
             pack.loggers[i].sync()
@@ -165,6 +170,7 @@ class Saves:
             "wall_s": time.perf_counter() - self._began,
             "objectives": self._pack.objectives,
             "agent_steps": self._pack.agent_steps,
+            "told": self._pack.told,
             "num_lines": self._pack.num_lines,
             "total_updates": lead.total_updates,
             "num_shards": lead.num_shards,

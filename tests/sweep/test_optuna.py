@@ -169,7 +169,7 @@ def best_of(how: str, seed: int, directory: Path, config: Config) -> float:
         "algo.hp.entropy_coef": {"low": 0.0, "high": 1.0},
     }
     values = {"module": "x", "num_trials": 32, "seed": seed, "space": space}
-    given = Sweep(directory, config, 1, {}, {})
+    given = Sweep(directory, config, {}, [[]], {}, {})
     if how == "random":
         sweeper = random_sweeper.make(random_sweeper.Config(**values), given)
     else:

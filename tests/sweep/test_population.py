@@ -1,0 +1,345 @@
+"""A population: who goes on as whose copy, with which settings; all of a member is copied, and a killed one does the same again."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support import StopAfter, assert_same, build, rows, saved
+
+from rlexp import compose, experiment
+from rlexp.config import Config as WholeConfig
+from rlexp.config import ConfigError, parse
+from rlexp.machine.stop import Stop
+from rlexp.sweep import pbt
+from rlexp.sweep.population import GENERATION, PARENT, Config, make, written
+from rlexp.sweep.space import Choices, Interval
+from rlexp.sweep.sweepers import Sweep, Sweeper
+from rlexp.training import changes, program
+from rlexp.training.between import Moment
+from rlexp.training.layout import layout_of
+from rlexp.training.loop import Member, Resume, train_pack
+
+from .searches import jobs, search, value_of
+
+LR, ENTROPY = "algo.hp.lr", "algo.hp.entropy_coef"
+SPACE = {LR: Interval(1e-5, 1e-2, True, None, False), ENTROPY: Interval(0.0, 0.05, False, None, False)}
+
+
+def config(members: int, space: Any = SPACE, **given: Any) -> Config:
+    values: dict[str, Any] = {
+        "module": "rlexp.sweep.population", "number": 0, "population": members, "interval": None, "warmup": None,
+        "selection": "truncation", "fraction": 0.25, "explore": "perturb", "factor": 0.2, "seed": 0,
+    }  # fmt: skip
+    return Config(**values | given, space=written(space))
+
+
+def moment(returns: Any, values: Any = None, *, at: int = 1000, before: int = 900) -> Moment:
+    """With the same values for all members, by key; where none are given, some."""
+    values = values or {LR: 1e-3, ENTROPY: 0.01}
+    told = [
+        {GENERATION: 0, PARENT: i} | {f"population/{key}": x for key, x in values.items()} for i in range(len(returns))
+    ]
+    return Moment(before, at, np.asarray(returns, np.float64), told)
+
+
+# --- who -----------------------------------------------------------------------------------------------------------------
+
+
+def test_truncation_copies_the_best_over_the_worst():
+    returns = [
+        5,
+        1,
+        9,
+        3,
+        7,
+        np.nan,
+        8,
+        2,
+        6,
+    ]  # a quarter of eight are two; who has failed is no one's copy, and no one's parent
+    found = make(config(9)).exchange(moment(returns))
+    assert found is not None
+    assert [i for i, parent in enumerate(found.parents) if parent != i] == [1, 7]
+    assert {found.parents[1], found.parents[7]} <= {2, 6}
+    assert [one[PARENT] for one in found.told] == list(found.parents)
+    assert {one[GENERATION] for one in found.told} == {1}
+    seeds = [make(config(9, seed=seed)).exchange(moment(returns)) for seed in range(20)]
+    assert {found.parents[1] for found in seeds if found} == {2, 6}
+
+
+def test_a_tournament_is_of_pairs():
+    returns = [5, 1, 9, 3, np.nan]
+    seen = set()
+    for seed in range(60):
+        found = make(config(5, selection="tournament", seed=seed)).exchange(moment(returns))
+        assert found is not None and found.parents[2] == 2 and found.parents[4] == 4
+        for member, parent in enumerate(found.parents):
+            assert parent == member or returns[parent] > returns[member]
+        seen.add(found.parents[1])
+    assert seen == {0, 2, 3}  # whoever it met is better
+
+
+@pytest.mark.parametrize("selection", ["truncation", "tournament"])
+def test_equals_are_left_alone(selection):
+    found = make(config(4, selection=selection)).exchange(moment([2, 2, 2, 2]))
+    assert found is not None and list(found.parents) == [0, 1, 2, 3]
+    assert found.told[3][f"population/{LR}"] == 1e-3
+
+
+def test_it_is_the_time_for_it():
+    one = make(config(4, interval=500, warmup=1500))
+    returns = [1, 2, 3, 4]
+    assert one.exchange(moment(returns, at=1000, before=900)) is None  # it warms up
+    assert one.exchange(moment(returns, at=1900, before=1800)) is None
+    assert one.exchange(moment(returns, at=2040, before=1940)) is not None  # over 2000
+    assert make(config(4)).exchange(moment(returns)) is not None
+    assert make(config(5)).exchange(moment(returns)) is None  # one of the population goes on alone, or a part of it
+
+
+# --- with which settings -------------------------------------------------------------------------------------------------
+
+SPACES = {
+    "log": Interval(1e-5, 1e-2, True, None, False),
+    "linear": Interval(0.9, 0.99, False, None, False),
+    "step": Interval(0.1, 0.7, False, 0.2, False),
+    "whole": Interval(2, 40, True, None, True),
+    "choices": Choices(["0.1", "0.3", "0.5"]),
+}
+
+
+@pytest.mark.parametrize("explore", ["perturb", "resample"])
+def test_values_never_leave_their_bounds_also_in_float32(explore):
+    hook = make(config(40, SPACES, explore=explore, selection="tournament"))
+    ends = [{key: float(p.corners()[end]) for key, p in SPACES.items()} for end in (0, -1)]
+    told = [one.told[i] for i, one in enumerate(moment(np.arange(40), ends[i % 2]) for i in range(40))]
+    at = moment(np.arange(40))._replace(told=told)
+    seen: dict[str, set[float]] = {key: set() for key in SPACES}
+    for step in range(30):
+        found = hook.exchange(at)
+        assert found is not None
+        for key, parameter in SPACES.items():
+            values = [value for member, value in enumerate(found.settings[key]) if found.parents[member] != member]
+            seen[key].update(values)
+            if isinstance(parameter, Interval):
+                assert all(parameter.low <= x <= parameter.high and x == np.float32(x) for x in values)
+        at = Moment(at.env_steps, at.env_steps + 100 * (step + 1), at.returns, found.told)
+    assert {round(x, 6) for x in seen["step"]} == {0.1, 0.3, 0.5, 0.7}
+    assert {round(x, 6) for x in seen["choices"]} == {0.1, 0.3, 0.5}
+    assert all(x == round(x) for x in seen["whole"]) and len(seen["whole"]) > 4
+    assert max(seen["log"]) > 0.5e-2 and min(seen["log"]) < 2e-5
+
+
+def test_a_perturbed_value_is_near_its_parents_and_each_parameter_has_a_key_of_its_own():
+    pairs = set()
+    for seed in range(40):
+        found = make(config(4, seed=seed)).exchange(moment([1, 2, 3, 4]))
+        assert found is not None
+        lr, entropy = found.settings[LR][0], found.settings[ENTROPY][0]
+        assert any(lr == pytest.approx(x) for x in (0.8e-3, 1.2e-3))
+        assert any(
+            entropy == pytest.approx(x, abs=1e-7) for x in (0.0, 0.02)
+        )  # a fifth of its width, within its bounds
+        pairs.add((lr > 1e-3, entropy > 0.01))
+        alone = make(config(4, {LR: SPACE[LR]}, seed=seed)).exchange(moment([1, 2, 3, 4]))
+        assert alone is not None and alone.settings[LR] == found.settings[LR]
+    assert len(pairs) == 4
+
+
+# --- on the devices --------------------------------------------------------------------------------------------------------
+
+# 10 updates, an evaluation after every second one; the policy is sampled, so returns differ.
+WORK = (
+    "env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "algo.num_epochs=1", "algo.num_minibatches=1",
+    "network.hidden=[4]", "eval.num_episodes=8", "eval.every_env_steps=64", "eval.mode=sampled", "total_env_steps=320",
+)  # fmt: skip
+
+
+def member(number: int, *overrides: str) -> experiment.Experiment:
+    node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK, f"seed={number}", *overrides])
+    given = config(4, fraction=0.5)
+    node["between"] = vars(given)
+    node["algo"]["hp"]["lr"] = 1e-3 * (1 + number)
+    return experiment.build(node)
+
+
+def members(*overrides: str) -> list[experiment.Experiment]:
+    return [member(number, *overrides) for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def traced() -> program.Traced:
+    """Compiled once for all tests, on one device."""
+    one = members("hardware.pack_devices=1")
+    made = program.trace(one, layout_of(one))
+    compiled = made.compile()
+    return made._replace(compile=lambda: compiled)
+
+
+def leaves(run: Any) -> dict[str, np.ndarray]:
+    """By path; of keys their data."""
+
+    def data(x: Any) -> np.ndarray:
+        return np.asarray(jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+    return {jax.tree_util.keystr(path): data(x) for path, x in jax.tree_util.tree_leaves_with_path(run)}
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_copy_has_all_that_its_parent_has_but_the_keys(devices, traced):
+    if devices > 1:
+        one = members(f"hardware.pack_devices={devices}")
+        shardings = program.trace(one, layout_of(one)).abstract_run
+        run = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), traced.compile().init(), shardings)
+        traced = traced._replace(abstract_run=shardings)
+    else:
+        run = traced.compile().init()
+        run, _ = traced.compile().chunk(run, 3)
+    assert len(jax.tree.leaves(run)[0].sharding.device_set) == devices
+    before, copy = leaves(run), changes._copied(traced)
+    for _ in range(2):
+        before = leaves(run)
+        lrs = np.asarray([0.1, 0.2, 0.3, 0.4], np.float32)
+        run = copy(run, np.asarray([2, 1, 2, 0], np.int32), {LR: lrs})
+    assert copy._cache_size() == 1
+    after = leaves(run)
+    for path, x in after.items():
+        wanted = lrs if path.endswith("hp['lr']") else before[path] if "key" in path else before[path][[2, 1, 2, 0]]
+        assert x.tobytes() == wanted.tobytes(), path
+    assert sum("key" in path for path in after) >= 2 and any("opt_state" in path for path in after)
+
+
+def trained(directory: Path, traced: program.Traced, *, stop: Stop | None = None, resume: bool = False) -> list[Any]:
+    found = [Member(one, directory / str(i), f"{i:08d}") for i, one in enumerate(members("hardware.pack_devices=1"))]
+    for one in found:
+        one.dir.mkdir(parents=True, exist_ok=True)
+    home = directory / "pack"
+    going = Resume(home, "all") if resume else None
+    return train_pack(found, stop=stop or Stop(), directory=home, traced=traced, resume=going)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(traced, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert [s["status"] for s in trained(directory, traced)] == ["finished"] * 4
+    return directory
+
+
+def test_lineage_and_settings_are_in_each_members_lines(undisturbed):
+    lines = [rows(undisturbed / str(i)) for i in range(4)]
+    lines = [[line for line in own if line["env_steps"]] for own in lines]
+    copies = 0
+    for i, own in enumerate(lines):
+        assert [line[GENERATION] for line in own] == [0, 1, 2, 3, 4]
+        assert own[0][PARENT] == i and own[0][f"population/{LR}"] == np.float32(1e-3 * (1 + i))
+        for before, line in zip(range(5), own[1:], strict=False):
+            parent, lr = int(line[PARENT]), line[f"population/{LR}"]
+            parents = lines[parent][before]
+            assert parent == i or parents["eval/return_mean"] > own[before]["eval/return_mean"]
+            ratio = lr / parents[f"population/{LR}"]
+            assert ratio == 1 if parent == i else any(ratio == pytest.approx(x) for x in (0.8, 1.2))
+            copies += parent != i
+        # What is told is what the program has: also at the end, of what is gone on with.
+        (kept,) = [x for path, x in saved(undisturbed / str(i))[1].items() if "hp" in path and "'lr'" in path]
+        assert kept == np.float32(own[-1][f"population/{LR}"])
+    assert copies >= 2
+
+
+def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, tmp_path):
+    assert [s["status"] for s in trained(tmp_path, traced, stop=StopAfter(3))] == ["stopped"] * 4
+    trained(tmp_path, traced, stop=StopAfter(1), resume=True)
+    assert [s["status"] for s in trained(tmp_path, traced, resume=True)] == ["finished"] * 4
+    for i in range(4):
+        assert_same(tmp_path / str(i), undisturbed / str(i))
+
+
+# --- the command line --------------------------------------------------------------------------------------------------
+
+LINE = ("sweeper=pbt", "sweeper.population=4", "algo.hp.lr=tag(log, interval(1e-4, 1e-2))")
+
+
+def test_each_value_of_the_command_line_has_a_population_with_seeds_of_its_own(tmp_path, capsys):
+    line = (*LINE, "seed=0,2", "algo.num_envs=64")
+    search(tmp_path, *line, objective=lambda job: value_of(job, "seed"))
+    found = jobs(tmp_path)
+    assert [value_of(job.overrides, "seed") for job in found] == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert [value_of(job.overrides, "between.number") for job in found] == [0] * 4 + [1] * 4
+    rates = [value_of(job.overrides, "algo.hp.lr") for job in found]
+    assert len(set(rates)) == 8 and all(1e-4 <= lr <= 1e-2 for lr in rates)
+    assert [o for o in found[0].overrides if o.startswith("seed=")] == ["seed=0"]
+    told = capsys.readouterr().out
+    assert "the population of seed=2: the best of 4 members is job 7 with 11" in told
+    again = [job.overrides for job in found]
+    search(tmp_path, *line, objective=lambda job: math.nan)
+    assert [job.overrides for job in jobs(tmp_path)] == again and {job.attempt for job in jobs(tmp_path)} == {1}
+
+
+def pbt_of(directory: Path, *overrides: str) -> Sweeper:
+    """The sweeper of a command line, with an interval as Hydra gives it."""
+    node, _ = compose.compose_node(["sweeper=pbt", "sweeper.population=4", *overrides])
+    read, modules = parse(node, WholeConfig)
+    given = Sweep(directory, read, modules, [overrides], {LR: {"low": 1e-5, "high": 1e-2, "log": True}}, {})
+    return pbt.make(read.sweeper, given)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            ["sweeper.space={algo: {num_epochs: {low: 1, high: 4}}}"],
+            r"sweeper\.space\.algo\.num_epochs: it shapes the program.*algo\.hp\.lr",
+        ),
+        (["sweeper.population=1"], r"sweeper\.population: 1 is not allowed; expected at least 2"),
+        (
+            ["sweeper.population=6", "hardware.pack_devices=4"],
+            r"sweeper\.population: 6 does not fill the 4 devices.*nearest that does is 8",
+        ),
+        (["launcher.max_pack=3"], r"launcher\.max_pack: 3 is not allowed; expected at least sweeper\.population 4"),
+        (["launcher.pack=off"], r"launcher\.pack: off is not allowed with sweeper=pbt"),
+        (["env=gymnasium/cartpole", "source=host"], r"algo\.source: its environments or its data are the host's"),
+        (["run=plan"], r"run: plan has no population"),
+        (["between=population"], r"between: a population is what acts"),
+        (["seed=4_000_000_000"], r"seed: 4000000000 is not allowed; expected less than 1073741824"),
+        (["sweeper.fraction=0.6"], r"sweeper\.fraction: 0\.6 is not allowed; expected less than or equal to 0\.5"),
+        (["sweeper.selection=truncated"], r'sweeper\.selection: .*did you mean "truncation"'),
+    ],
+)
+def test_a_population_that_cannot_be_is_told_in_a_line(more, told, tmp_path):
+    with pytest.raises(ConfigError, match=told):
+        pbt_of(tmp_path, *more)
+
+
+def test_nothing_is_left_of_what_was_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"sweeper\.space: empty"):
+        search(tmp_path / "sweep", *LINE[:2])
+    with pytest.raises(ConfigError, match=r"sweeper\.space\.algo\.num_epochs: it shapes the program"):
+        search(tmp_path / "sweep", *LINE, "algo.num_epochs=interval(1, 4)")
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return build(*WORK)
+
+
+@pytest.mark.parametrize(
+    ("interval", "every", "told"),
+    [
+        (16, 16, r"sweeper\.interval: 16 is not allowed; expected at least 32"),
+        (None, 16, r"eval\.every_env_steps: 16 is not allowed; expected at least 32"),
+        (100, 64, r"sweeper\.interval: 100 .*multiple of eval\.every_env_steps 64.*the nearest is 128"),
+        (32, 64, r"sweeper\.interval: 32 .*multiple of eval\.every_env_steps 64.*the nearest is 64"),
+        (128_000, 64, r"sweeper\.interval: 128000 is not allowed; expected less than total_env_steps 320"),
+        (None, None, r"eval\.every_env_steps: null is not allowed with sweeper=pbt"),
+    ],
+)
+def test_an_interval_that_cannot_be_is_told(interval, every, told, small):
+    evaluation = dataclasses.replace(small.config.eval, every_env_steps=every)
+    one = small._replace(config=dataclasses.replace(small.config, eval=evaluation))
+    hook = make(config(4, interval=interval))
+    with pytest.raises(ConfigError, match=told):
+        hook.check(one, 4)
+    hook.check(one, 1)  # it is gone on with alone
