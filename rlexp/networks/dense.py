@@ -12,7 +12,6 @@ for a 64x2 kernel. Kernels of 128x128 and more gain nothing.
 """
 
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from rlexp.networks.initializers import orthogonal, zeros
+from rlexp.networks.multilinear import linear, multilinear
 
 _TILES = 64  # a multiple of any usual number of devices, so that each holds whole tiles
 _MIN_ROWS = 2048
@@ -64,28 +64,27 @@ class Conv(nn.Module):
 # --- x @ kernel --------------------------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def product(x: Float[Array, "*N I"], kernel: Float[Array, "I O"], dtype: DTypeLike) -> Float[Array, "*N O"]:
     """x @ kernel in `dtype`; the factors have the type of x. The gradient of the kernel is float32."""
-    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
+    return _product(x, kernel, dtype=dtype)
 
 
-def _product_forward(x: Array, kernel: Array, dtype: DTypeLike) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, kernel, dtype), (x, kernel)
+def _of_rows(dy: Float[Array, "*N O"], kernel: Array, x: jax.ShapeDtypeStruct, dtype: DTypeLike) -> Array:
+    dy = dy.astype(x.dtype)
+    return dy @ kernel.astype(dy.dtype).T
 
 
-def _product_backward(_: DTypeLike, factors: tuple[Array, Array], dy: Float[Array, "*N O"]) -> tuple[Array, Array]:
-    x, kernel = factors
+def _of_kernel(dy: Float[Array, "*N O"], x: Array, kernel: jax.ShapeDtypeStruct, dtype: DTypeLike) -> Array:
     dy = dy.astype(x.dtype)
     tiled = x.ndim == 2 and x.shape[0] >= _MIN_ROWS and x.shape[0] % _TILES == 0 and kernel.size <= _MAX_KERNEL
     if tiled:
-        dkernel = jax.lax.platform_dependent(x, dy, cpu=_sum_of_tiles, default=_sum_of_rows)
-    else:
-        dkernel = _sum_of_rows(x, dy)
-    return dy @ kernel.astype(dy.dtype).T, dkernel
+        return jax.lax.platform_dependent(x, dy, cpu=_sum_of_tiles, default=_sum_of_rows)
+    return _sum_of_rows(x, dy)
 
 
-product.defvjp(_product_forward, _product_backward)
+@functools.partial(multilinear, transposes=(_of_rows, _of_kernel))
+def _product(x: Array, kernel: Array, dtype: DTypeLike) -> Array:
+    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
 
 
 def _sum_of_rows(x: Float[Array, "*N I"], dy: Float[Array, "*N O"]) -> Float[Array, "I O"]:
@@ -110,23 +109,16 @@ def _sum_of_tiles(x: Float[Array, "N I"], dy: Float[Array, "N O"]) -> Float[Arra
 # --- convolution -------------------------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolution(x: Float[Array, "N H W I"], kernel: Float[Array, "h w I O"], stride: int) -> Float[Array, "N H2 W2 O"]:
     """Without padding, in the type of x. The gradient of the kernel is float32."""
-    return _slide(x, kernel.astype(x.dtype), stride)
+    return _convolution(x, kernel, stride=stride)
 
 
-def _slide(x: Array, kernel: Array, stride: int) -> Array:
-    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=_IMAGES)
+def _of_images(dy: Array, kernel: Array, x: jax.ShapeDtypeStruct, stride: int) -> Array:
+    return jax.linear_transpose(lambda x: _slide(x, kernel, stride), x)(dy)[0]
 
 
-def _convolution_forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
-    return convolution(x, kernel, stride), (x, kernel)
-
-
-def _convolution_backward(stride: int, factors: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, kernel = factors
-    _, backward = jax.vjp(lambda x: _slide(x, kernel.astype(x.dtype), stride), x)
+def _of_windows(dy: Array, x: Array, kernel: jax.ShapeDtypeStruct, stride: int) -> Array:
     # dkernel[a, b] = sum over n, p, q of x[n, stride p + a, stride q + b]^T dy[n, p, q]: a convolution over the samples.
     dkernel = jax.lax.conv_general_dilated(
         x,
@@ -138,23 +130,32 @@ def _convolution_backward(stride: int, factors: tuple[Array, Array], dy: Array) 
         preferred_element_type=jnp.float32,
     )
     height, width, *_ = kernel.shape  # an edge that no window reached gives more
-    return *backward(dy), dkernel[:height, :width]
+    return dkernel[:height, :width]
 
 
-convolution.defvjp(_convolution_forward, _convolution_backward)
+def _slide(x: Array, kernel: Array, stride: int) -> Array:
+    kernel = kernel.astype(x.dtype)
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=_IMAGES)
 
+
+_convolution = multilinear(_slide, transposes=(_of_images, _of_windows))
 
 # --- bias --------------------------------------------------------------------------------------------------------------
 
 
-@jax.custom_vjp
 def add_bias(y: Float[Array, "*N O"], bias: Float[Array, " O"]) -> Float[Array, "*N O"]:
     """y + bias in the type of y. The gradient of the bias is summed in float32."""
+    return _add_bias(y, bias)
+
+
+def _of_sum(dy: Array, y: jax.ShapeDtypeStruct) -> Array:
+    return dy
+
+
+def _of_bias(dy: Float[Array, "*N O"], bias: jax.ShapeDtypeStruct) -> Array:
+    return jnp.sum(dy, axis=tuple(range(dy.ndim - 1)), dtype=jnp.float32)
+
+
+@functools.partial(linear, transposes=(_of_sum, _of_bias))
+def _add_bias(y: Array, bias: Array) -> Array:
     return y + bias.astype(y.dtype)
-
-
-def _add_bias_backward(_: Any, dy: Float[Array, "*N O"]) -> tuple[Array, Array]:
-    return dy, jnp.sum(dy, axis=tuple(range(dy.ndim - 1)), dtype=jnp.float32)
-
-
-add_bias.defvjp(lambda y, bias: (add_bias(y, bias), None), _add_bias_backward)

@@ -12,6 +12,7 @@ sines, a query q weighs the key k of d rows before by (equation in section 3.3)
 No row knows when it is, so an episode may be longer than the context. Nothing is seen of another episode.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from rlexp.config import ConfigError, Count, Flag, Host, Part, schema
 from rlexp.networks.base import MemoryTorso, layer_norm, torso_before
 from rlexp.networks.dense import Dense, add_bias, product
 from rlexp.networks.initializers import zeros
+from rlexp.networks.multilinear import multilinear
 from rlexp.types import PyTree
 
 
@@ -143,19 +145,18 @@ def _attend(
     return jnp.einsum("bhts,bshi->bthi", weights, values).reshape(*seen.shape[:2], heads * size)
 
 
-@jax.custom_vjp
+def _of_queries(dy: Float[Array, "B H T S"], keys: Array, queries: jax.ShapeDtypeStruct) -> Float[Array, "B T H I"]:
+    return jnp.einsum("bhts,bshi->bthi", dy.astype(keys.dtype), keys)
+
+
+def _of_keys(dy: Float[Array, "B H T S"], queries: Array, keys: jax.ShapeDtypeStruct) -> Float[Array, "B S H I"]:
+    return jnp.einsum("bhts,bthi->bshi", dy.astype(keys.dtype), queries)
+
+
+@functools.partial(multilinear, transposes=(_of_queries, _of_keys))
 def _products(queries: Float[Array, "B T H I"], keys: Float[Array, "B S H I"]) -> Float[Array, "B H T S"]:
     """Of all rows, float32. The gradients are products in the factors' own type, which automatic differentiation would mix."""
     return jnp.einsum("bthi,bshi->bhts", queries, keys, preferred_element_type=jnp.float32)
-
-
-def _products_backward(factors: tuple[Array, Array], dy: Float[Array, "B H T S"]) -> tuple[Array, Array]:
-    queries, keys = factors
-    dy = dy.astype(keys.dtype)
-    return jnp.einsum("bhts,bshi->bthi", dy, keys), jnp.einsum("bhts,bthi->bshi", dy, queries)
-
-
-_products.defvjp(lambda queries, keys: (_products(queries, keys), (queries, keys)), _products_backward)
 
 
 def _seen(length: Int[Array, " B"], first: Bool[Array, "B T"], context: int) -> tuple[Bool[Array, "B T S"], Array]:
