@@ -31,9 +31,10 @@ def timesteps(num: int, *, restarts_at: int | None = None) -> list[TimeStep]:
     rewards = np.random.default_rng(0).normal(size=(num, B)).astype(np.float32)
     out = []
     for t in range(num):
-        first = jnp.full((B,), t in (0, restarts_at))
-        obs = jax.tree.map(lambda x, t=t: x[t], rows.obs)
-        out.append(TimeStep(obs, jnp.where(first, 0.0, rewards[t]), jnp.ones((B,)), first, jnp.zeros((B,), bool)))
+        first = np.full((B,), t in (0, restarts_at))
+        obs = jax.tree.map(lambda x, t=t: np.asarray(x)[t], rows.obs)
+        reward = np.where(first, np.float32(0), rewards[t])
+        out.append(TimeStep(obs, reward, np.ones((B,), np.float32), first, np.zeros((B,), bool)))
     return out
 
 
@@ -75,7 +76,7 @@ def network(num_rows: int, *, remat: bool = False) -> tuple[Any, Any, tuple]:
         jnp.broadcast_to(jnp.arange(num_rows) + 7, (B, num_rows)),
         jnp.ones((B, num_rows), bool),
     )
-    return made, toys.shaken(made.init(keys[3], *rows)), rows
+    return made, toys.shaken(jax.jit(made.init)(keys[3], *rows)), rows
 
 
 def test_nothing_is_seen_of_what_comes_later_and_all_of_what_came_before():
@@ -92,8 +93,9 @@ def test_rows_that_are_not_present_are_seen_by_none():
     """So a short episode, whose context is filled up in front, is seen as by one that has no more context."""
     made, params, rows = network(K)
     present = jnp.arange(K) >= 2
-    filled = made.apply(params, *rows[:4], jnp.broadcast_to(present, (B, K)))
-    alone = made.apply(params, *jax.tree.map(lambda x: x[:, 2:], rows))
+    told = jax.jit(made.apply)
+    filled = told(params, *rows[:4], jnp.broadcast_to(present, (B, K)))
+    alone = told(params, *jax.tree.map(lambda x: x[:, 2:], rows))
     np.testing.assert_allclose(filled[:, 2:], alone, atol=1e-5)
 
 

@@ -129,6 +129,7 @@ def best(scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return np.argmax(np.where(free, scores, -np.inf), axis=-1)
 
 
+@jax.jit
 def shaken(tree: Any) -> Any:
     """Other parameters, so that two networks differ, or a policy is not uniform."""
     return jax.tree.map(lambda x: x + 0.3 * jnp.sin(7 * jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), tree)

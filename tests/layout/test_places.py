@@ -90,6 +90,7 @@ def test_saved_on_four_devices_and_resumed_on_one(tmp_path):
     assert max(x.size for x in whole.values()) < LENGTH  # what is shared is not in it
 
 
+@pytest.mark.slow
 def test_a_pack_has_one_copy_of_what_is_shared():
     """The program takes it beside the run, without the members' axis, and holds it as no constant."""
     for num_devices, num_members in ((1, 1), (1, 2), (4, 4)):

@@ -176,6 +176,7 @@ def test_goes_on_from_a_checkpoint(trained: Path, four_devices: Profiled) -> Non
     np.testing.assert_array_equal(run.state.step, [2])
 
 
+@pytest.mark.slow
 def test_takes_the_parameters_alone(trained: Path) -> None:
     experiment = build(*SMALL, "shards=4", "total_env_steps=64", "checkpoint.restore=params")
     traced = program.trace([experiment], layout_of([experiment]))

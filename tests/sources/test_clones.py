@@ -66,12 +66,13 @@ def test_one_that_does_not_say_so_is_not_cloned():
     assert env.state is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
         "algo=ppo source=actors algo.source.max_lag=0 algo.source.num_actors=2",
-        pytest.param("algo=ppo", marks=pytest.mark.slow),
-        pytest.param("algo=dqn algo.num_updates=1 algo.source.prefill_env_steps=128", marks=pytest.mark.slow),
+        "algo=ppo",
+        "algo=dqn algo.num_updates=1 algo.source.prefill_env_steps=128",
     ],
 )
 def test_a_resumed_run_is_the_undisturbed_one(line, tmp_path):

@@ -113,6 +113,7 @@ def test_another_data_set_than_before_is_refused(place, tmp_path):
         train(tmp_path, *bc(), "total_env_steps=30", "algo.source.path=greedy-v0", resume=Resume(tmp_path / "0", "all"))
 
 
+@pytest.mark.slow
 def test_any_number_of_devices(place):
     """The same windows on one and on four devices; the learning is equal but for rounding. The shards see their own episodes."""
     found = {}

@@ -220,6 +220,7 @@ def test_a_memory_on_the_host_can_be_filled_anew():
     assert len(set(map(str, keys))) == 3
 
 
+@pytest.mark.slow
 def test_any_number_of_devices():
     """The same environments and actions on one and on four devices, whatever the shards; the learning is equal but for rounding."""
     found = {}

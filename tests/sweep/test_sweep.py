@@ -261,6 +261,7 @@ def test_a_full_disk_in_one_members_directory(tmp_path):
         subprocess.run(["umount", "-l", str(full)], check=True)
 
 
+@pytest.mark.slow
 def test_bad_input_leaves_nothing(tmp_path):
     for arguments, words in (
         (["algo.hp.lr=1e-3,-1"], ["algo.hp.lr", "-1", "greater than 0"]),

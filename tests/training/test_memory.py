@@ -85,6 +85,7 @@ def test_a_member_of_a_pack_learns_what_it_would_alone(trained, tmp_path):
             assert ours["loss/value"] == pytest.approx(theirs["loss/value"], rel=2e-2)  # products in bfloat16
 
 
+@pytest.mark.slow
 def test_it_is_opened_again(trained):
     agent = rlexp.load(trained / "alone/0", node=build(*LSTM).node)
     timestep = jax.vmap(agent.env.reset)(jax.random.split(jax.random.key(0), 3))[1]
