@@ -1,0 +1,98 @@
+"""What the ego vehicle is shown: all in its own frame, x forwards and y to the left. docs/driving.md has the layout.
+
+Lengths are divided by 50 m and speeds by 15 m/s, so that numbers are near 1.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rlexp.envs.driving import traffic
+from rlexp.envs.driving.geometry import at_station, turned, unit
+from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, NO_LIGHT, NUM_LANES
+from rlexp.envs.driving.state import State
+from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE, SIZE, Ego
+
+ROUTE = (2.0, 5.0, 9.0, 14.0, 20.0, 28.0, 38.0, 50.0)  # m ahead of the ego vehicle's station, on the route
+LANES = (-10.0, 0.0, 10.0, 20.0)  # m ahead of the point of each lane that is nearest
+_LENGTH, _SPEED = 50.0, 15.0
+_HORIZON = 100.0  # m: what is farther is not seen
+
+
+def shapes(num_cars: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of what is shown."""
+    sizes = {
+        "ego": (5,),
+        "route": (len(ROUTE), 5),
+        "cars": (num_cars, 8),
+        "lanes": (NUM_LANES * len(LANES), 5),
+        "light": (5,),
+    }
+    return {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+
+
+def observe(state: State, num_cars: int) -> dict[str, Array]:
+    """The nearest `num_cars` cars, and the rest."""
+    scenario, ego, view = state.scenario, state.ego, state.view
+    route = jax.vmap(at_station, in_axes=(0, None))(view.station[0, 0] + jnp.asarray(ROUTE), scenario.lanes[0])
+    ahead = view.station[0, :, None] + jnp.asarray(LANES)  # [P, points]
+    lanes = jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(ahead, scenario.lanes).reshape(-1, 4)
+    exists = jnp.repeat(scenario.exists, len(LANES))
+    curvature = ego.curvature / MAX_CURVATURE
+    limit = scenario.limit
+    return {
+        "ego": jnp.stack(
+            [
+                ego.speed / _SPEED,
+                ego.acceleration / MAX_ACCELERATION,
+                curvature,
+                limit / _SPEED,
+                ego.speed / limit - 1.0,
+            ]
+        ),
+        "route": _points(ego, route),
+        "cars": _cars(state, num_cars),
+        "lanes": jnp.where(_near(ego, lanes) & exists, _points(ego, lanes).T, 0.0).T,
+        "light": _light(state),
+    }
+
+
+def _near(ego: Ego, at: Float[Array, "N F"]) -> Array:
+    return jnp.sum(jnp.square(at[:, :2] - ego.position), axis=-1) < _HORIZON**2
+
+
+def _relative(ego: Ego, at: Float[Array, "N F"]) -> tuple[Float[Array, "N 2"], Float[Array, "N 2"]]:
+    """Places in the ego vehicle's frame, and directions."""
+    back = jnp.broadcast_to(-ego.heading, at.shape[:1])
+    return turned(at[:, :2] - ego.position, back), unit(at[:, 2] - ego.heading)
+
+
+def _points(ego: Ego, lane: Float[Array, "N 4"]) -> Float[Array, "N 5"]:
+    place, direction = _relative(ego, lane)
+    return jnp.concatenate([place / _LENGTH, direction, lane[:, 3:] / _SPEED], axis=1)
+
+
+def _cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
+    ego = state.ego
+    cars = traffic.poses(state.scenario, state.cars).reshape(NUM_LANES * CARS, 4)
+    present = state.cars.present.ravel() & _near(ego, cars)
+    place, direction = _relative(ego, cars)
+    velocity = state.cars.speed.ravel()[:, None] * direction - jnp.stack([ego.speed, jnp.zeros(())])
+    size = jnp.broadcast_to(jnp.asarray(SIZE[:1]) / _LENGTH, (len(cars), 1))
+    told = [place / _LENGTH, direction, velocity / _SPEED, size, jnp.ones((len(cars), 1))]
+    told = jnp.where(present[:, None], jnp.concatenate(told, axis=1), 0.0)
+    distance = jnp.where(present, jnp.sum(jnp.square(place), axis=-1), jnp.inf)
+    nearest = jax.lax.top_k(-distance, num_cars)[1]
+    return told[nearest]
+
+
+def _light(state: State) -> Float[Array, " 5"]:
+    """There is a light ahead; it is yellow; it is red; there is a line at which to give way; how far the line is."""
+    scenario = state.scenario
+    to_line = scenario.line[0] - state.view.station[0, 0] - SIZE[0] / 2
+    ahead = (to_line > -LANE_WIDTH) & (to_line < _HORIZON)
+    lit = scenario.light[0] != NO_LIGHT
+    colour = traffic.colour(scenario, state.time)[0]
+    flags = [lit, lit & (colour == 1), lit & (colour == 2), ~lit]
+    told = jnp.append(jnp.stack(flags).astype(jnp.float32), to_line / _LENGTH)
+    return jnp.where(ahead, told, 0.0)

@@ -1,0 +1,132 @@
+"""What happened in a step, the terms of the reward, and an episode's metrics."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rlexp.envs.driving import traffic
+from rlexp.envs.driving.geometry import boxes_overlap, corners, road_distance, turned
+from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, LENGTH, NUM_LANES
+from rlexp.envs.driving.state import State
+from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, box
+
+# Bounds of nuPlan's closed-loop metrics (Karnchanachari et al. 2024, arXiv:2403.04133)
+_BRAKES, _ACCELERATES = -4.05, 2.40  # m / s²: what is comfortable
+_LATERAL = 4.89  # m / s²
+_YAW_RATE = 0.95  # rad / s
+_TIME_TO_COLLISION = 0.95  # s
+_OVERSPEED = 2.23  # m / s: at a mean excess of so much the speed is worth nothing
+_MAKES_PROGRESS = 0.2  # share of the reference's progress
+
+_CLOSE = 2.0  # s to a collision, from which the reward takes note
+_STANDS = 0.1  # m / s
+
+
+class Events(NamedTuple):
+    """Of one step."""
+
+    collision: Bool[Array, ""]
+    at_fault: Bool[Array, ""]  # a collision, but not with who drove into the ego vehicle from behind, or while it stood
+    off_road: Bool[Array, ""]  # a corner of the ego vehicle is on no lane
+    red_light: Bool[Array, ""]  # its front crossed the line while the light was red
+    arrived: Bool[Array, ""]  # at the end of the route
+    progress: Float[Array, ""]  # m along the route
+    excess: Float[Array, ""]  # m / s above the limit
+    aside: Float[Array, ""]  # m beside the route's middle
+    lateral: Float[Array, ""]  # m / s²
+    yaw_rate: Float[Array, ""]
+    time_to_collision: Float[Array, ""]  # s, with who is ahead on the route, if nobody changes speed
+
+
+def events(before: State, after: State) -> Events:
+    """What happened between two states."""
+    ego, scenario, size = after.ego, after.scenario, box()
+    cars = traffic.poses(scenario, after.cars).reshape(NUM_LANES * CARS, 4)
+    present = after.cars.present.ravel()
+    hits = present & jax.vmap(lambda car: boxes_overlap(ego.position, ego.heading, size, car[:2], car[2], size))(cars)
+    at = turned(cars[:, :2] - ego.position, jnp.full(present.shape, -ego.heading))
+    length, width = SIZE
+    along, beside, angle, speeds, _ = jax.tree.map(lambda x: x[1:], after.view)
+    gap = along[:, 0] - after.view.station[0, 0] - length
+    closing = ego.speed - speeds * jnp.cos(angle[:, 0])
+    in_the_way = present & (gap > 0) & (jnp.abs(beside[:, 0]) < width) & (closing > 0.1)
+    edges = corners(ego.position, ego.heading, size)
+    distance = jax.vmap(road_distance, in_axes=(0, None, None, None))(
+        edges, scenario.lanes[..., :2], scenario.exists, LANE_WIDTH / 2
+    )
+    station, was = after.view.station[0, 0], before.view.station[0, 0]
+    aside = jnp.abs(after.view.aside[0, 0])
+    front, line = length / 2, scenario.line[0]
+    crosses = (was + front <= line) & (line < station + front) & (aside < LANE_WIDTH)
+    return Events(
+        collision=jnp.any(hits),
+        at_fault=jnp.any(hits & (at[:, 0] > -length / 2)) & (ego.speed > _STANDS),
+        off_road=jnp.any(distance > 0),
+        red_light=crosses & (traffic.colour(scenario, before.time)[0] == 2),
+        arrived=station > LENGTH - 2 * length,
+        progress=station - was,
+        excess=jnp.maximum(ego.speed - scenario.limit, 0.0),
+        aside=aside,
+        lateral=jnp.square(ego.speed) * jnp.abs(ego.curvature),
+        yaw_rate=ego.speed * jnp.abs(ego.curvature),
+        time_to_collision=jnp.min(jnp.where(in_the_way, gap / jnp.maximum(closing, 0.1), jnp.inf)),
+    )
+
+
+def terms(happened: Events, after: State) -> dict[str, Float[Array, ""]]:
+    """What the weights of env.params multiply: each is 0 where nothing is to be said, and at most about 1 in size."""
+    ego, limit = after.ego, after.scenario.limit
+    rough = jnp.square(ego.acceleration / MAX_ACCELERATION) + jnp.square(happened.lateral / _LATERAL)
+    return {
+        "progress": jnp.minimum(happened.progress / (limit * DT), 1.0),
+        "collision": -happened.collision.astype(jnp.float32),
+        "off_road": -happened.off_road.astype(jnp.float32),
+        "red_light": -happened.red_light.astype(jnp.float32),
+        "aside": -jnp.minimum(happened.aside / LANE_WIDTH, 1.0),
+        "speeding": -jnp.minimum(happened.excess / limit, 1.0),
+        "discomfort": -jnp.minimum(rough, 1.0),
+        "closeness": -(happened.time_to_collision < _CLOSE).astype(jnp.float32),
+    }
+
+
+def remember(happened: Events, after: State) -> State:
+    """The state with what the metrics of the whole episode need."""
+    ego = after.ego
+    rough = (ego.acceleration < _BRAKES - 1e-3) | (ego.acceleration > _ACCELERATES + 1e-3)
+    rough |= (happened.lateral > _LATERAL) | (happened.yaw_rate > _YAW_RATE)
+    return after._replace(
+        hurried=after.hurried | (happened.time_to_collision < _TIME_TO_COLLISION),
+        rough=after.rough | rough,
+        excess=after.excess + happened.excess,
+    )
+
+
+def metrics(happened: Events, after: State) -> dict[str, Float[Array, ""]]:
+    """Of the episode so far. Only the last step of an episode ends it, so that events of it are the episode's.
+
+    `score` is in nuPlan's form: what must not happen multiplies, the rest is a weighted mean.
+    """
+    ended = happened.collision | happened.off_road | happened.red_light
+    done = after.view.station[0, 0] - after.start
+    possible = after.reference - after.start
+    progress = jnp.clip(jnp.maximum(done, 0.0) / jnp.maximum(possible, 1.0), 0.0, 1.0)
+    progress = jnp.where(possible < 1.0, 1.0, progress)  # nobody could have moved
+    within_limit = jnp.maximum(1.0 - after.excess / jnp.maximum(after.time / DT, 1.0) / _OVERSPEED, 0.0)
+    calm, smooth = ~after.hurried, ~after.rough
+    weighed = jnp.where(calm, 5.0, 0.0) + 5.0 * progress + 4.0 * within_limit + jnp.where(smooth, 2.0, 0.0)
+    fine = ~(happened.at_fault | happened.off_road | happened.red_light) & (progress > _MAKES_PROGRESS)
+    told = {
+        "accuracy": ~ended,
+        "collision": happened.collision,
+        "at_fault_collision": happened.at_fault,
+        "off_road": happened.off_road,
+        "run_red_light": happened.red_light,
+        "progress_ratio": progress,
+        "time_to_collision_within_bound": calm,
+        "speed_limit_compliance": within_limit,
+        "comfort": smooth,
+        "score": jnp.where(fine, weighed / 16.0, 0.0),
+    }
+    return {name: value.astype(jnp.float32) for name, value in told.items()}

@@ -1,0 +1,66 @@
+"""The state of an episode, and one step of its world."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rlexp.envs.driving import traffic
+from rlexp.envs.driving.geometry import at_station, turned
+from rlexp.envs.driving.scenario import CARS, NUM_LANES, Cars, Scenario, Start
+from rlexp.envs.driving.traffic import Drivers, Seen
+from rlexp.envs.driving.vehicle import DT, Ego, bicycle
+
+
+class State(NamedTuple):
+    """Of one episode."""
+
+    scenario: Scenario
+    ego: Ego
+    cars: Cars
+    time: Float[Array, ""]  # s
+    start: Float[Array, ""]  # the station where the ego vehicle began
+    # A vehicle that drives the route by IDM among the same others, who do not see it: what progress is measured by.
+    reference: Float[Array, ""]  # its station
+    reference_speed: Float[Array, ""]
+    view: Seen
+    # of the episode so far
+    hurried: Bool[Array, ""]  # a collision was near
+    rough: Bool[Array, ""]  # accelerations were uncomfortable
+    excess: Float[Array, ""]  # sum over steps of the speed above the limit, m / s
+
+
+def begin(start: Start) -> State:
+    """An episode's first state."""
+    scenario, cars, station, speed, aside, askew = start
+    pose = at_station(station, scenario.lanes[0, :, :3])
+    side = turned(jnp.stack([jnp.zeros_like(aside), aside]), pose[2])
+    zero, no = jnp.zeros(()), jnp.zeros((), bool)
+    ego = Ego(pose[:2] + side, pose[2] + askew, speed, zero, zero)
+    view = traffic.seen(scenario, ego, cars)
+    return State(scenario, ego, cars, zero, view.station[0, 0], station, speed, view, no, no, zero)
+
+
+def advance(state: State, action: Float[Array, " 2"]) -> State:
+    """The world 0.1 s later. All act on what was there before."""
+    scenario, view = state.scenario, state.view
+    of_cars = jnp.arange(1 + NUM_LANES * CARS) > 0
+    acceleration = route_acceleration(state, state.reference, state.reference_speed, of_cars)
+    speed = jnp.maximum(state.reference_speed + acceleration * DT, 0.0)
+    ego = bicycle(state.ego, action)
+    cars = traffic.step_cars(scenario, view, state.cars, state.time)
+    return state._replace(
+        ego=ego,
+        cars=cars,
+        time=state.time + DT,
+        reference=state.reference + (state.reference_speed + speed) / 2 * DT,
+        reference_speed=speed,
+        view=traffic.seen(scenario, ego, cars),
+    )
+
+
+def route_acceleration(state: State, station: Array, speed: Array, sees: Bool[Array, " V"]) -> Float[Array, ""]:
+    """What IDM does on the route."""
+    one = jnp.ones((1,))
+    driver = Drivers(jnp.zeros((1,), jnp.int32), station[None], speed[None], one, sees[None])
+    return traffic.accelerations(state.scenario, state.view, driver, state.time)[0]

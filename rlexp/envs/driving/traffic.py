@@ -1,0 +1,139 @@
+"""Who drives how: what a driver in a lane sees ahead, lights, giving way, and a step of all others."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rlexp.envs.driving.geometry import SPACING, at_station, project
+from rlexp.envs.driving.scenario import (
+    CARS,
+    CLEARING,
+    GREEN,
+    KNOT_SPACING,
+    LENGTH,
+    NO_LIGHT,
+    NUM_LANES,
+    YELLOW,
+    Cars,
+    Scenario,
+    behind_ego,
+)
+from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, Ego, idm
+
+_GAP_TIME = 4.5  # s: who gives way lets all pass that would be there sooner
+_STOPS = 4.0  # m / s²: who would have to brake harder before a line goes on
+_MARGIN = 0.3  # m beside a vehicle
+
+
+class Seen(NamedTuple):
+    """Vehicles [V] as seen from the lanes [P]: the ego vehicle first, then the cars lane by lane."""
+
+    station: Float[Array, "V P"]  # of the vehicle's centre, projected
+    aside: Float[Array, "V P"]
+    turned: Float[Array, "V P"]  # heading against the lane's there
+    speed: Float[Array, " V"]
+    present: Bool[Array, " V"]
+
+
+class Drivers(NamedTuple):
+    """Those in a lane [D] whose next acceleration is asked for."""
+
+    lane: Int[Array, " D"]
+    station: Float[Array, " D"]
+    speed: Float[Array, " D"]
+    eager: Float[Array, " D"]
+    sees: Bool[Array, "D V"]  # of those that are present
+
+
+def lane_of_cars() -> Int[Array, " V"]:
+    """The lanes of all cars side by side."""
+    return jnp.repeat(jnp.arange(NUM_LANES, dtype=jnp.int32), CARS)
+
+
+def poses(scenario: Scenario, cars: Cars) -> Float[Array, "P C 4"]:
+    """x, y, heading and allowed speed of the cars."""
+    return jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(cars.station, scenario.lanes)
+
+
+def seen(scenario: Scenario, ego: Ego, cars: Cars) -> Seen:
+    """Where all vehicles are, for each lane."""
+    cars_at = poses(scenario, cars).reshape(NUM_LANES * CARS, 4)
+    where = jnp.concatenate([jnp.append(ego.position, ego.heading)[None], cars_at[:, :3]])
+    lanes = scenario.lanes[..., :2]
+    station, aside, heading = jax.vmap(jax.vmap(project, in_axes=(None, 0)), in_axes=(0, None))(where[:, :2], lanes)
+    return Seen(
+        station,
+        aside,
+        where[:, 2:] - heading,
+        jnp.append(ego.speed, cars.speed.ravel()),
+        jnp.append(jnp.ones((), bool), cars.present.ravel()),
+    )
+
+
+def colour(scenario: Scenario, time: Float[Array, ""]) -> Int[Array, " P"]:
+    """Of each lane's light: 0 green, 1 yellow, 2 red; 0 where there is none."""
+    half = GREEN + YELLOW + CLEARING
+    now = jnp.mod(time + scenario.phase + half * scenario.light.astype(jnp.float32), 2 * half)
+    shown = jnp.where(now < GREEN, 0, jnp.where(now < GREEN + YELLOW, 1, 2)).astype(jnp.int32)
+    return jnp.where(scenario.light == NO_LIGHT, 0, shown)
+
+
+def _taken(scenario: Scenario, view: Seen) -> Bool[Array, " P"]:
+    """Whether those who wait at a lane's line have to give way: someone will be where they enter before they are away."""
+    own = jnp.append(jnp.zeros((1,), jnp.int32), lane_of_cars())  # the ego vehicle's is lane 0
+    station = jnp.take_along_axis(view.station, own[:, None], axis=1)[:, 0]
+    within = (scenario.entry[own] <= station) & (station <= scenario.leave[own]) & view.present
+    coordinate = scenario.shared[own] + station - scenario.entry[own]
+    behind = jnp.mod(scenario.shared[:, None] - coordinate, scenario.ring)  # [P, V]
+    usual = 0.7 * scenario.lanes[own, (station / SPACING).astype(jnp.int32), 3]
+    reach = (scenario.entry - scenario.line)[:, None] + SIZE[0]
+    soon = behind < jnp.maximum(view.speed, usual) * _GAP_TIME + reach
+    return jnp.any(soon & within & (own != jnp.arange(NUM_LANES)[:, None]), axis=1)
+
+
+def closed(scenario: Scenario, view: Seen, time: Float[Array, ""]) -> Bool[Array, " P"]:
+    """Whether to stop at a lane's line."""
+    return (colour(scenario, time) > 0) | ((scenario.light == NO_LIGHT) & _taken(scenario, view))
+
+
+def accelerations(scenario: Scenario, view: Seen, drivers: Drivers, time: Float[Array, ""]) -> Float[Array, " D"]:
+    """What IDM does behind whoever is nearest in the way, and before a closed line."""
+    length, width = SIZE
+    cos, sin = jnp.cos(view.turned), jnp.sin(view.turned)
+    long = (length * jnp.abs(cos) + width * jnp.abs(sin)) / 2
+    wide = (length * jnp.abs(sin) + width * jnp.abs(cos)) / 2
+    in_lane = (jnp.abs(view.aside) < wide + width / 2 + _MARGIN) & view.present[:, None]
+
+    def of_lane(table: Array) -> Array:  # [V, P] -> [D, V]
+        return table.T[drivers.lane]
+
+    station = of_lane(view.station)
+    ahead = of_lane(in_lane) & drivers.sees & (station > drivers.station[:, None])
+    gap = jnp.where(ahead, station - drivers.station[:, None] - of_lane(long) - length / 2, jnp.inf)
+    leader_speed = jnp.maximum(of_lane(view.speed[:, None] * cos), 0.0)
+    desired = drivers.eager * jax.vmap(at_station)(drivers.station, scenario.lanes[drivers.lane, :, 3])
+    speed = drivers.speed[:, None]
+    following = jnp.min(idm(speed, desired[:, None], gap, leader_speed), axis=1)
+    to_line = scenario.line[drivers.lane] - drivers.station - length / 2
+    stops = (
+        (to_line > 0) & (jnp.square(drivers.speed) < 2 * _STOPS * to_line) & closed(scenario, view, time)[drivers.lane]
+    )
+    stopping = idm(drivers.speed, desired, to_line, jnp.zeros_like(to_line))
+    return jnp.where(stops, jnp.minimum(following, stopping), following)
+
+
+def step_cars(scenario: Scenario, view: Seen, cars: Cars, time: Float[Array, ""]) -> Cars:
+    """One step of the others. Who follows a log looks at nobody; who comes to the end of a lane is gone."""
+    others = ~jnp.eye(NUM_LANES * CARS, 1 + NUM_LANES * CARS, k=1, dtype=bool)
+    drivers = Drivers(lane_of_cars(), cars.station.ravel(), cars.speed.ravel(), cars.eager.ravel(), others)
+    acceleration = accelerations(scenario, view, drivers, time).reshape(cars.speed.shape)
+    knot = (time + DT) / KNOT_SPACING
+    logged = jax.vmap(at_station, in_axes=(None, 0))(knot * SPACING, scenario.log_speed)[:, None]
+    follows = scenario.logged[:, None] & ~behind_ego()
+    acceleration = jnp.where(follows, (logged - cars.speed) / DT, acceleration)
+    speed = jnp.maximum(cars.speed + jnp.clip(acceleration, -MAX_ACCELERATION, MAX_ACCELERATION) * DT, 0.0)
+    station = cars.station + (cars.speed + speed) / 2 * DT
+    present = cars.present & (station < LENGTH - SPACING)
+    return Cars(jnp.where(present, station, LENGTH), jnp.where(present, speed, 0.0), cars.eager, present)

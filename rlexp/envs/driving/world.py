@@ -1,0 +1,112 @@
+"""Driving among others, 10 steps a second: `env=driving/straight`, `curve`, `merge`, `crossing`, `roundabout`, `mixed`.
+
+An action is an acceleration and the curvature of the path. A collision, a corner off the road and a red light end an episode; the
+end of the route, like the limit, cuts it short. docs/driving.md has the rest.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, schema
+from rlexp.envs.base import Env, Transition, episodic
+from rlexp.envs.driving import observation, rewards
+from rlexp.envs.driving.draw import draw
+from rlexp.envs.driving.scenario import CARS, NUM_LANES, Kind, draw_start
+from rlexp.envs.driving.state import State, advance, begin
+from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE
+from rlexp.types import Continuous, EnvSpec, Key, PyTree
+
+
+@schema
+class Params:
+    """Traced: weights of the terms of the reward, and how full the world is."""
+
+    progress: NonNegative
+    """For going along the route, at most at the speed limit: 1 a step at it."""
+    collision: NonNegative
+    """Against touching another vehicle, which ends the episode."""
+    off_road: NonNegative
+    """Against a corner beyond the lanes, which ends the episode."""
+    red_light: NonNegative
+    """Against crossing the line of a red light, which ends the episode."""
+    aside: NonNegative
+    """Against being beside the middle of the route: 1 a step at a lane's width."""
+    speeding: NonNegative
+    """Against being faster than the limit: 1 a step at twice the limit."""
+    discomfort: NonNegative
+    """Against strong acceleration, also to the side: 1 a step at the most."""
+    closeness: NonNegative
+    """Against being less than 2 s from a collision: 1 a step."""
+    density: Fraction
+    """Probability that each of the other vehicles is there."""
+    logged: Fraction
+    """Probability that those of a lane follow a log, and look at nobody; on lanes where nobody has to wait."""
+
+
+@schema
+class Config:
+    """Driving."""
+
+    module: Host[str]
+    scenarios: list[Kind]
+    """Kinds of layout, each drawn as often: straight, curve, merge, crossing, roundabout."""
+    max_episode_steps: Count
+    """Steps of 0.1 s after which an episode is truncated."""
+    observed_cars: Count
+    """The nearest so many of the others are seen."""
+    layouts: Count | None
+    """So many layouts there are, numbered; null: a new one for each episode."""
+    first_layout: CountOrZero
+    """The number of the first of them: another range is held out."""
+    params: Params
+    resets: Count | None = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+
+
+def make(config: Config) -> Env:
+    """The world. Values of `config.params` may be traced arrays. Raises ConfigError."""
+    kinds = tuple(config.scenarios)
+    if not kinds:
+        raise ConfigError("env.scenarios: [] is not allowed; expected one kind of layout or more")
+    if config.observed_cars > NUM_LANES * CARS:
+        raise ConfigError(
+            f"env.observed_cars: {config.observed_cars} is not allowed; expected at most {NUM_LANES * CARS}, all there are"
+        )
+    if config.first_layout + (config.layouts or 0) > 2**31 - 1:
+        raise ConfigError("env.first_layout: expected first_layout + layouts below 2^31")
+    num_cars, layouts, first = config.observed_cars, config.layouts, config.first_layout
+    bounds = np.asarray([MAX_ACCELERATION, MAX_CURVATURE], np.float32)
+    spec = EnvSpec(
+        f"driving/{kinds[0] if len(kinds) == 1 else 'mixed'}",
+        observation.shapes(num_cars),
+        Continuous((2,), -bounds, bounds),
+        config.max_episode_steps,
+    )
+
+    def reset(key: Key, params: PyTree) -> tuple[State, PyTree]:
+        if layouts is not None:
+            key = jax.random.fold_in(jax.random.key(0), jax.random.randint(key, (), first, first + layouts))
+        state = begin(draw_start(key, kinds, density=params["density"], logged=params["logged"]))
+        return state, observation.observe(state, num_cars)
+
+    def step(key: Key, state: State, action: jax.Array, params: PyTree) -> Transition:
+        del key
+        after = advance(state, action)
+        happened = rewards.events(state, after)
+        after = rewards.remember(happened, after)
+        weighed = [params[name] * term for name, term in rewards.terms(happened, after).items()]
+        return Transition(
+            after,
+            observation.observe(after, num_cars),
+            jnp.sum(jnp.stack(weighed)),
+            terminated=happened.collision | happened.off_road | happened.red_light,
+            truncated=happened.arrived,
+            info=rewards.metrics(happened, after),
+        )
+
+    return episodic(
+        spec, reset, step, params=dataclasses.asdict(config.params), resets=config.resets, draw=lambda s, _: draw(s)
+    )
