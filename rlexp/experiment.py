@@ -69,6 +69,7 @@ def build(
       ConfigError: one line.
     """
     config, modules = parsed or parse(node, Config)
+    is_new = num_shards is None
     num_shards = _num_shards(config, num_shards)
     dtype = load_module(modules["precision"], "precision").make(config.precision)
     env_module = load_module(modules["env"], "env")
@@ -136,6 +137,11 @@ def build(
             f"algo: {env_steps_per_update} environment steps in one update; at most {most} can be counted"
         )
     prefill = source.prefill_env_steps * of_one
+    if is_new and config.total_env_steps <= prefill > 0:  # an older version took it, and made one update
+        raise ConfigError(
+            f"total_env_steps: {config.total_env_steps} leaves none to learn from: the first {prefill} fill the memory "
+            f"(algo.source.prefill_env_steps); expected more than {prefill}"
+        )
     total_updates = max(1, -(-(config.total_env_steps - prefill) // env_steps_per_update))
     if total_updates > most:
         raise ConfigError(

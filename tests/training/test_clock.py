@@ -54,3 +54,9 @@ def test_environment_steps_are_what_the_source_takes():
     source = two.source_of(two.settings)
     assert (source.env_steps_per_update, two.env_steps_per_update) == (16, 32)
     assert two.env_steps(3) == 2 * source.prefill_env_steps + 3 * 32
+
+
+def test_a_run_of_before_that_learnt_from_its_memory_alone_still_opens():
+    """A new one is refused in one line (tests/cli/test_bad_replay.py)."""
+    node, _ = compose.compose_node(["logger=quiet", "algo=dqn", "total_env_steps=5000"])
+    assert experiment.build(node, num_shards=1).total_env_steps == 8320

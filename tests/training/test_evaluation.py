@@ -14,7 +14,7 @@ from rlexp.training.loop import Member, Resume
 LONG = {
     "ppo": ("algo=ppo", "env=gymnax/pendulum", "algo.num_steps=64", "total_env_steps=1024"),
     "pqn": ("algo=pqn", "env=gymnax/cartpole", "algo.hp.lr=3e-3", "total_env_steps=20_000"),
-    "dqn": ("algo=dqn", "env=gymnax/cartpole", "total_env_steps=8000"),
+    "dqn": ("algo=dqn", "env=gymnax/cartpole", "total_env_steps=8320"),
     "sac": ("algo=sac", "env=gymnax/pendulum", "total_env_steps=2048"),
     "td3": ("algo=td3", "env=gymnax/pendulum", "total_env_steps=2048"),
 }
