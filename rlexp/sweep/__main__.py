@@ -29,6 +29,7 @@ from rlexp.compose import is_ours
 from rlexp.config import ConfigError, load_module
 from rlexp.storage import rundir, store
 from rlexp.sweep import worker
+from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, Manifest
 from rlexp.sweep.supervise import BUDGETS
 
@@ -159,7 +160,7 @@ def _print(manifest: Manifest) -> None:
     for job in jobs:
         objective = "" if job.objective is None else f"{job.objective:.4g}"
         rows.append(
-            (str(job.number), job.status, str(job.attempt), objective, " ".join(job.overrides), job.error or "")
+            (str(job.number), job.status, str(job.attempt), objective, " ".join(shown(job.overrides)), job.error or "")
         )
     tables.show(("job", "status", "attempts", "objective", "overrides", "error"), rows, width=200)
     counts = Counter(job.status for job in jobs)

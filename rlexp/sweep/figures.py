@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from rlexp.sweep.lineage import Population, Stretch
 from rlexp.sweep.results import Configuration, Curve, label, short_names
 from rlexp.sweep.statistics import numeric, spans_decades
 
 MAX_CURVES = 20  # more are a tangle; all are in the tables
 SHOWN_AT_FIRST = 6
+MAX_MEMBERS = 64  # of a population; all are in the tables
 _INK, _MUTED, _GRID = "#1f2430", "#667085", "#e9ebef"
 _COLORS = ("#1f5fbf", "#e08a3c", "#2b9a77", "#b8467c", "#7b61c9", "#4aa3c7", "#8a6d3b", "#7c8594")
 _DASHES = ("solid", "dash", "dot")
@@ -80,6 +82,75 @@ def importance(shares: Mapping[str, float]) -> go.Figure | None:
     figure.update_xaxes(tickformat=".0%", range=[0, 1.0], title_text="share of the importance")
     figure.update_yaxes(showgrid=False, type="category", tickfont={"color": _INK}, ticksuffix="  ")
     return figure
+
+
+def lineage(population: Population) -> go.Figure:
+    """Who went on as a copy of whom: members over environment steps, the darker the better, and what led to the best bold."""
+    drawn = _drawn(population)
+    ends = sorted((s for s in drawn if s.objective is not None), key=lambda s: s.objective or 0.0)
+    names = {s.member: str(population.jobs[s.member].number) for s in drawn}
+    told = [f"job {names[s.member]}, generation {s.generation}: {s.objective:.4g}" for s in ends]
+    dots = go.Scatter(
+        x=[s.end for s in ends],
+        y=[s.member for s in ends],
+        mode="markers",
+        marker={"size": 6, "color": [s.objective for s in ends], "colorscale": _WORSE_TO_BETTER},
+        customdata=told,
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    lines = go.Scatter(**_segments(drawn), line={"color": "#c3cfe2", "width": 1.2})
+    bold = go.Scatter(**_segments(_leading(population)), line={"color": _COLORS[1], "width": 3})
+    figure = go.Figure([lines, bold, dots])
+    _lay_out(figure, height=120 + 14 * min(len(names), MAX_MEMBERS))
+    figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0)
+    every = math.ceil(len(names) / 32)
+    shown = sorted(names)[::every]
+    figure.update_yaxes(title_text="job", tickvals=shown, ticktext=[names[i] for i in shown], showgrid=False)
+    return figure
+
+
+def schedule(population: Population, key: str) -> go.Figure:
+    """A parameter over time: of all members, and bold of what led to the best."""
+    drawn = [s for s in _drawn(population) if key in s.values]
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for s in drawn:
+        x += [s.begin, s.end, None]
+        y += [s.values[key], s.values[key], None]
+    each = go.Scatter(x=x, y=y, mode="lines", line={"color": "#b7c6de", "width": 1.2}, hoverinfo="skip")
+    line = [s for s in _leading(population) if key in s.values]
+    steps = [at for s in line for at in (s.begin, s.end)]
+    values = [s.values[key] for s in line for _ in range(2)]
+    told = "%{y:.4g} at %{x:~s}<extra></extra>"
+    bold = go.Scatter(x=steps, y=values, mode="lines", line={"color": _COLORS[1], "width": 3}, hovertemplate=told)
+    figure = go.Figure([each.update(showlegend=False), bold.update(showlegend=False)])
+    _lay_out(figure, height=260)
+    log = spans_decades(sorted({s.values[key] for s in drawn}))
+    figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0)
+    figure.update_yaxes(title_text=_short(key), type="log" if log else "linear", exponentformat="power")
+    return figure
+
+
+def _leading(population: Population) -> list[Stretch]:
+    return [] if population.best is None else population.ancestry(population.best)
+
+
+def _drawn(population: Population) -> list[Stretch]:
+    """All; of a large population the first members, and what led to the best."""
+    line = {(s.generation, s.member) for s in _leading(population)}
+    return [s for at, s in sorted(population.stretches.items()) if s.member < MAX_MEMBERS or at in line]
+
+
+def _segments(drawn: Sequence[Stretch]) -> dict[str, Any]:
+    """A line for each stretch, and one up or down to it from the parent of a copy."""
+    x: list[int | None] = []
+    y: list[int | None] = []
+    for s in drawn:
+        copied = s.generation and s.parent != s.member
+        x += [s.begin] * bool(copied) + [s.begin, s.end, None]
+        y += [s.parent] * bool(copied) + [s.member, s.member, None]
+    return {"x": x, "y": y, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
 
 
 def least_width(figure: go.Figure) -> int:

@@ -22,11 +22,9 @@ from rlexp.config import Config as Whole
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Positive, Steps, Text, parse, schema
 from rlexp.experiment import Experiment
 from rlexp.sources.base import Place
+from rlexp.sweep.lineage import GENERATION, PARENT, PREFIX
 from rlexp.sweep.space import Choices, Interval, Space
 from rlexp.training.between import Between, Exchange, Moment, Told
-
-PREFIX = "population"  # of what is told of a member
-GENERATION, PARENT = f"{PREFIX}/generation", f"{PREFIX}/parent"
 
 Fraction = Annotated[Number, Field(gt=0, le=0.5)]
 Factor = Annotated[Number, Field(gt=0, lt=1)]

@@ -19,6 +19,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from rlexp.sweep import figures
+from rlexp.sweep.lineage import Population
 from rlexp.sweep.results import (
     SEED,
     Configuration,
@@ -28,8 +29,8 @@ from rlexp.sweep.results import (
     last_line,
     reproduce,
     settings_of,
+    short,
     short_names,
-    shown,
     write_tables,
 )
 from rlexp.sweep.statistics import CONFIDENCE, NUM_RESAMPLES
@@ -102,6 +103,7 @@ def _page(results: Results) -> str:
         if many:
             body.append(f"<h3>{html.escape(environment)}</h3>")
         body.append(_environment(results, environment, number))
+    body += [_population(population) for population in results.populations]
     body += [_failures(results), _foot(results)]
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -201,11 +203,30 @@ def _environment(results: Results, environment: str, number: int) -> str:
     )
 
 
+def _population(population: Population) -> str:
+    """Its tree, and its schedules."""
+    number, best, copies = population.number, population.best, population.copies()
+    if best is None:
+        return _section(f"Population {number}", "No member has been evaluated yet.", "")
+    lines = [population.ancestry(member) for member in range(len(population.jobs))]
+    alive = {line[0].member for line in lines if line}
+    text = (
+        f"{len(population.jobs)} members, {population.num_generations - 1} exchanges, {len(copies)} copied; what is there now "
+        f"descends from {len(alive)} of the first. A line is a member; where it was replaced, one comes from its parent. Bold is "
+        f"what led to the best, job {population.jobs[best].number}."
+    )
+    plots = [_plot(figures.lineage(population), f"lineage-{number}", "")]
+    plots += [
+        _plot(figures.schedule(population, key), f"schedule-{number}-{i}", "") for i, key in enumerate(population.keys)
+    ]
+    return _section(f"Population {number}", text, "".join(plots))
+
+
 def _best(results: Results, best: Configuration) -> str:
     if best.objective is None:
         return _section("Best configuration", "No job has an objective yet.", "")
     names = short_names(results.swept)
-    items = [(names[key], shown(best.settings.get(key, "default")), "") for key in results.swept]
+    items = [(names[key], short(best.settings.get(key, "default")), "") for key in results.swept]
     interval = "" if math.isnan(best.objective.low) else f" {best.objective.low:.4g} – {best.objective.high:.4g}"
     items.append((f"return (IQM, {CONFIDENCE:.0%} interval)", f"{best.objective.iqm:.4g}", interval))
     items.append(("runs", str(len(best.objectives)), f" of {len(best.jobs)}"))
@@ -229,7 +250,7 @@ def _table(configurations: Sequence[Configuration], swept: Sequence[str]) -> str
     )
     rows = []
     for c in configurations:
-        cells = "".join(f"<td>{html.escape(shown(c.settings.get(key, '–')))}</td>" for key in swept)
+        cells = "".join(f"<td>{html.escape(short(c.settings.get(key, '–')))}</td>" for key in swept)
         objective = interval = mean = picture = ""
         if c.objective is not None:
             objective, mean = f"{c.objective.iqm:.4g}", f"{sum(c.objectives) / len(c.objectives):.4g}"

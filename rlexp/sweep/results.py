@@ -21,6 +21,7 @@ from rlexp.loggers import jsonl
 from rlexp.loggers.base import algorithm
 from rlexp.overrides import override_key
 from rlexp.storage import rundir
+from rlexp.sweep.lineage import Population, is_population, populations, searched, shown
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric
 
@@ -66,6 +67,7 @@ class Results(NamedTuple):
     directory: Path
     jobs: list[Entry]
     configurations: list[Configuration]  # the best first, environment by environment
+    populations: list[Population]  # of sweeper=pbt
     swept: list[str]  # the keys that differ between configurations
     importance: dict[str, Importance]  # {environment: ...}
     command: list[str]  # which started the sweep, after `python -m rlexp`
@@ -98,6 +100,7 @@ def gather(directory: Path) -> Results:
         directory=directory,
         jobs=jobs,
         configurations=ranked,
+        populations=populations(directory, jobs),
         swept=swept,
         importance={name: _importance([c for c in ranked if c.environment == name], swept) for name in names},
         command=command if isinstance(command, list) else [],
@@ -123,7 +126,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
-def shown(value: str) -> str:
+def short(value: str) -> str:
     """A value as people read it: of the many digits that a search makes, four."""
     found = numeric([value])
     return f"{found[0]:.4g}" if found and len(value) > 8 and not value.isdecimal() else value
@@ -132,7 +135,7 @@ def shown(value: str) -> str:
 def label(configuration: Configuration, swept: Sequence[str]) -> str:
     """What tells a configuration from the others."""
     names = short_names(swept)
-    said = [f"{names[key]}={shown(configuration.settings[key])}" for key in swept if key in configuration.settings]
+    said = [f"{names[key]}={short(configuration.settings[key])}" for key in swept if key in configuration.settings]
     return ", ".join(said) or "as it is by default"
 
 
@@ -145,6 +148,9 @@ def reproduce(results: Results, configuration: Configuration) -> str:
     args = get_args_parser().parse_args(results.command)
     own_files = [] if args.config_dir is None else ["--config-dir", str(results.place / args.config_dir)]
     own_files += [o for o in args.overrides if override_key(o) == "hydra.searchpath"]
+    if is_population(configuration.jobs[0].overrides):
+        own = [_as_in(configuration, o) for o in args.overrides if override_key(o).split(".")[0] != "hydra"]
+        return shlex.join(["python", "-m", "rlexp", "-m", *own_files[:2], *own])
     words = [*own_files, *(o for o in _own(configuration.jobs[0]) if override_key(o) != SEED)]
     seeds = [settings_of(job)[SEED] for job in configuration.jobs if SEED in settings_of(job)]
     if len(seeds) == 1:
@@ -152,6 +158,12 @@ def reproduce(results: Results, configuration: Configuration) -> str:
     elif seeds:
         words = ["-m", *words, f"{SEED}={_as_range(seeds) or ','.join(seeds)}"]
     return shlex.join(["python", "-m", "rlexp", *words])
+
+
+def _as_in(configuration: Configuration, override: str) -> str:
+    """Of the sweep's own: with the value of this configuration, where the sweep has several."""
+    key = override_key(override)
+    return f"{key}={configuration.settings[key]}" if key in configuration.settings else override
 
 
 def write_tables(results: Results, folder: Path) -> list[Path]:
@@ -164,6 +176,8 @@ def write_tables(results: Results, folder: Path) -> list[Path]:
         "failures": _failures_table(results),
         "importance": _importance_table(results),
     }
+    if results.populations:
+        tables["populations"] = _populations_table(results)
     for name, rows in tables.items():
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
@@ -215,7 +229,14 @@ def _swept(configurations: Sequence[Configuration]) -> list[str]:
 
 
 def _own(job: Entry) -> list[str]:
-    return [o for o in job.overrides if re.split(r"[./]", override_key(o))[0] not in ("hydra", "launcher", "sweeper")]
+    """A member of a population is its population: what it began with tells little of how it ended."""
+    first = searched(job.overrides)
+    return [
+        o
+        for o in shown(job.overrides)
+        if re.split(r"[./]", override_key(o))[0] not in ("hydra", "launcher", "sweeper")
+        and override_key(o) not in first
+    ]
 
 
 def _chosen(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -323,6 +344,15 @@ def _importance_table(results: Results) -> Rows:
     yield ("environment", "parameter", "importance")
     for environment, found in results.importance.items():
         yield from ((environment, key, share) for key, share in found.shares.items())
+
+
+def _populations_table(results: Results) -> Rows:
+    keys = sorted({key for population in results.populations for key in population.keys})
+    yield ("population", "job", "generation", "begin", "end", "parent", METRIC, *keys)
+    for p in results.populations:
+        for _, s in sorted(p.stretches.items()):
+            which = (p.number, p.jobs[s.member].number, s.generation, s.begin, s.end, p.jobs[s.parent].number)
+            yield (*which, s.objective, *(s.values.get(key) for key in keys))
 
 
 def _known(number: float) -> float | None:

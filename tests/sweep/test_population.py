@@ -15,7 +15,8 @@ from rlexp.config import Config as WholeConfig
 from rlexp.config import ConfigError, parse
 from rlexp.machine.stop import Stop
 from rlexp.sweep import pbt
-from rlexp.sweep.population import GENERATION, PARENT, Config, make, written
+from rlexp.sweep.lineage import GENERATION, PARENT
+from rlexp.sweep.population import Config, make, written
 from rlexp.sweep.space import Choices, Interval
 from rlexp.sweep.sweepers import Sweep, Sweeper
 from rlexp.training import changes, program

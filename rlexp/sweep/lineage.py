@@ -1,0 +1,129 @@
+"""What became of a population, from the lines of its members: who went on as a copy of whom, and with which settings.
+
+A member is a slot of the pack; what trains in it from one exchange to the next is a stretch.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rlexp.loggers import jsonl
+from rlexp.overrides import override_key
+from rlexp.sweep.manifest import Entry
+
+PREFIX = "population"  # of what is told of a member in its lines
+GENERATION, PARENT = f"{PREFIX}/generation", f"{PREFIX}/parent"
+_RETURN = "eval/return_mean"
+
+
+class Stretch(NamedTuple):
+    """What a member was between two exchanges."""
+
+    member: int
+    generation: int
+    begin: int  # environment steps
+    end: int  # of its last line so far
+    parent: int  # whose copy it began as; its own number: it went on as it was
+    objective: float | None  # of its last evaluation
+    values: dict[str, float]  # {key: value} of the parameters
+
+
+class Population(NamedTuple):
+    """As it stands; a member of which no line can be read has no stretches."""
+
+    number: int  # in the sweep
+    jobs: list[Entry]  # its members
+    keys: list[str]  # the parameters
+    stretches: dict[tuple[int, int], Stretch]  # by generation and member
+
+    @property
+    def num_generations(self) -> int:
+        """Those that have begun."""
+        return 1 + max((generation for generation, _ in self.stretches), default=-1)
+
+    @property
+    def best(self) -> int | None:
+        """The member with the highest return in the last generation; of equals the first."""
+        last = [s for s in self.stretches.values() if s.generation == self.num_generations - 1]
+        known = {s.member: s.objective for s in last if s.objective is not None}
+        return max(known, key=lambda member: (known[member], -member)) if known else None
+
+    def ancestry(self, member: int) -> list[Stretch]:
+        """Of what a member is at the end, from the first generation on."""
+        line = []
+        for generation in range(self.num_generations - 1, -1, -1):
+            stretch = self.stretches.get((generation, member))
+            if stretch is None:
+                break
+            line.append(stretch)
+            member = stretch.parent if generation else member
+        return line[::-1]
+
+    def copies(self) -> list[Stretch]:
+        """Those that began as a copy of another member, in the order of the clock."""
+        found = [s for s in self.stretches.values() if s.generation and s.parent != s.member]
+        return sorted(found, key=lambda s: (s.generation, s.member))
+
+
+def populations(directory: Path, jobs: Sequence[Entry]) -> list[Population]:
+    """Those of a sweep, by their numbers. A member whose lines cannot be read is left out: its curve was told of."""
+    members: dict[int, list[Entry]] = {}
+    for job in jobs:
+        if given := _given(job.overrides):
+            members.setdefault(given["number"], []).append(job)
+    return [
+        Population(number, its, sorted(searched(its[0].overrides)), _stretches(directory, its))
+        for number, its in sorted(members.items())
+    ]
+
+
+def is_population(overrides: Iterable[str]) -> bool:
+    """Whether the job is a member of one."""
+    return f"between={PREFIX}" in overrides
+
+
+def shown(overrides: Sequence[str]) -> list[str]:
+    """What tells jobs apart, without what `sweeper=pbt` adds to each."""
+    if not is_population(overrides):
+        return list(overrides)
+    return [o for o in overrides if override_key(o).split(".")[0] != "between"]
+
+
+def searched(overrides: Sequence[str]) -> set[str]:
+    """The keys that a member has a value for only at first; none of a job that is no member."""
+    given = _given(overrides)
+    return {parameter["key"] for parameter in given["space"]} if given else set()
+
+
+def _given(overrides: Sequence[str]) -> dict[str, Any]:
+    """{key: value} of `between`; empty for a job that is no member."""
+    if not is_population(overrides):
+        return {}
+    own = [o for o in overrides if override_key(o).startswith("between.")]
+    return {override_key(o).partition(".")[2]: yaml.safe_load(o.partition("=")[2]) for o in own}
+
+
+def _stretches(directory: Path, jobs: Sequence[Entry]) -> dict[tuple[int, int], Stretch]:
+    found = {}
+    for member, job in enumerate(jobs):
+        try:
+            lines = [line for line in jsonl.read(directory / job.dir / jsonl.NAME) if GENERATION in line]
+        except ValueError:
+            continue
+        begin = 0
+        for line in lines:
+            at = (int(line[GENERATION]), member)
+            before = found.get(at)
+            if before is None and at[0]:
+                begin = found[at[0] - 1, member].end if (at[0] - 1, member) in found else line["env_steps"]
+            objective = line.get(_RETURN)
+            values = {
+                name.removeprefix(f"{PREFIX}/"): x
+                for name, x in line.items()
+                if name.startswith(f"{PREFIX}/") and name not in (GENERATION, PARENT)
+            }
+            objective = before.objective if objective is None and before else objective
+            found[at] = Stretch(member, at[0], begin, line["env_steps"], int(line[PARENT]), objective, values)
+    return found
