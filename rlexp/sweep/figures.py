@@ -99,9 +99,16 @@ def lineage(population: Population) -> go.Figure:
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=False,
     )
-    lines = go.Scatter(**_segments(drawn), line={"color": "#c3cfe2", "width": 1.2})
-    bold = go.Scatter(**_segments(_leading(population)), line={"color": _COLORS[1], "width": 3})
-    figure = go.Figure([lines, bold, dots])
+    leading = _leading(population)
+    figure = go.Figure(
+        [
+            go.Scatter(**_lines(drawn), line={"color": "#c3cfe2", "width": 1.2}),
+            go.Scatter(**_lines(drawn, copied=True), line={"color": _MUTED, "width": 1}),
+            go.Scatter(**_lines(leading), line={"color": _COLORS[1], "width": 3}),
+            go.Scatter(**_lines(leading, copied=True), line={"color": _COLORS[1], "width": 3}),
+            dots,
+        ]
+    )
     _lay_out(figure, height=120 + 14 * min(len(names), MAX_MEMBERS))
     figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0)
     every = math.ceil(len(names) / 32)
@@ -142,14 +149,17 @@ def _drawn(population: Population) -> list[Stretch]:
     return [s for at, s in sorted(population.stretches.items()) if s.member < MAX_MEMBERS or at in line]
 
 
-def _segments(drawn: Sequence[Stretch]) -> dict[str, Any]:
-    """A line for each stretch, and one up or down to it from the parent of a copy."""
+def _lines(drawn: Sequence[Stretch], *, copied: bool = False) -> dict[str, Any]:
+    """Each stretch along its member; or the steps from parents to those that began as their copies."""
     x: list[int | None] = []
     y: list[int | None] = []
     for s in drawn:
-        copied = s.generation and s.parent != s.member
-        x += [s.begin] * bool(copied) + [s.begin, s.end, None]
-        y += [s.parent] * bool(copied) + [s.member, s.member, None]
+        if not copied:
+            x += [s.begin, s.end, None]
+            y += [s.member, s.member, None]
+        elif s.generation and s.parent != s.member:
+            x += [s.begin, s.begin, None]
+            y += [s.parent, s.member, None]
     return {"x": x, "y": y, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
 
 

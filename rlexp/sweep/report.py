@@ -129,7 +129,8 @@ def _page(results: Results) -> str:
 def question(results: Results) -> str:
     """What the sweep asks: what was varied, of which algorithm, on what. The title of its page."""
     environments = list(results.importance)
-    varied = [short for key, short in short_names(results.swept).items() if key not in _CHOOSES_ENVIRONMENT]
+    keys = dict.fromkeys([*results.swept, *(key for population in results.populations for key in population.keys)])
+    varied = [short for key, short in short_names(list(keys)).items() if key not in _CHOOSES_ENVIRONMENT]
     whose = f" of {results.algorithm}" if results.algorithm else ""
     seeds = {settings_of(job).get(SEED) for job in results.jobs}
     what = _listed(varied) or _runs(len(results.jobs), "seed" if len(seeds) > 1 else "run")

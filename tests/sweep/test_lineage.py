@@ -1,0 +1,82 @@
+"""What the report and the tables say of a population, read from the lines of its members."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from rlexp.sweep import report
+from rlexp.sweep.lineage import populations, searched, shown
+from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.results import gather, reproduce
+
+SPACE = "between.space=[{key: algo.hp.lr, low: 1e-05, high: 0.01, log: true, step: null, whole: false, choices: null}]"
+# Of each generation: the parents, the returns and the learning rates of three members. Of the third nothing was evaluated at last.
+GENERATIONS = [
+    ([0, 1, 2], [1.0, 2.0, 3.0], [1e-3, 2e-3, 3e-3]),
+    ([2, 1, 2], [5.0, 2.0, 4.0], [2.4e-3, 2e-3, 3e-3]),
+    ([0, 0, 2], [4.0, 7.0, None], [2.4e-3, 2e-3, 3e-3]),
+]
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Path:
+    """Two populations in one environment, of which the second has not begun."""
+    manifest = Manifest(tmp_path)
+    for number in range(6):
+        member, own = number % 3, [f"algo.num_envs={4 if number < 3 else 8}", f"seed={number}", "algo.hp.lr=0.001"]
+        manifest.add(number, [*own, "between=population", f"between.number={number // 3}", SPACE])
+        if number > 2:
+            continue
+        run_dir = tmp_path / str(number)
+        run_dir.mkdir()
+        (run_dir / "config.yaml").write_text("env: {name: CartPole-v1}\nalgo: {module: rlexp.algos.ppo}\n")
+        lines, env_steps = [{"env_steps": 0, "wall_s": 0.0, "eval/return_mean": 0.0}], 0
+        for generation, (parents, returns, lrs) in enumerate(GENERATIONS):
+            told = {"population/generation": generation, "population/parent": parents[member]}
+            told["population/algo.hp.lr"] = lrs[member]
+            for evaluated in ({}, {"eval/return_mean": returns[member]}):
+                env_steps += 50
+                lines.append({"env_steps": env_steps, "wall_s": 0.1, **evaluated, **told})
+        (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        manifest.change([number], again=True, status="finished", objective=GENERATIONS[-1][1][member])
+    manifest.remember(
+        "command", ["-m", "sweeper=pbt", "algo.num_envs=4,8", "algo.hp.lr=interval(1e-5,1e-2)", "hydra.sweep.dir=x"]
+    )
+    manifest.remember("cwd", "/somewhere")
+    return tmp_path
+
+
+def test_the_tree_is_read_from_the_lines(sweep):
+    first, second = populations(sweep, Manifest(sweep).jobs())
+    assert (first.num_generations, first.best, first.keys) == (3, 1, ["algo.hp.lr"])
+    assert [(s.member, s.generation, s.begin, s.end) for s in first.ancestry(1)] == [
+        (2, 0, 0, 100),
+        (0, 1, 100, 200),
+        (1, 2, 200, 300),
+    ]
+    assert [s.values["algo.hp.lr"] for s in first.ancestry(1)] == [3e-3, 2.4e-3, 2e-3]
+    assert [(s.generation, s.parent, s.member) for s in first.copies()] == [(1, 2, 0), (2, 0, 1)]
+    assert (second.num_generations, second.best, second.stretches) == (0, None, {})
+    (job, *_) = Manifest(sweep).jobs()
+    assert shown(job.overrides) == ["algo.num_envs=4", "seed=0", "algo.hp.lr=0.001"]
+    assert searched(job.overrides) == {"algo.hp.lr"} and searched(["algo.hp.lr=1"]) == set()
+
+
+def test_the_report_has_a_population_as_one_configuration_and_draws_it(sweep):
+    results = gather(sweep)
+    assert [(c.settings, len(c.jobs)) for c in results.configurations] == [
+        ({"algo.num_envs": "4"}, 3),
+        ({"algo.num_envs": "8"}, 3),
+    ]
+    command = "python -m rlexp -m sweeper=pbt algo.num_envs=8 'algo.hp.lr=interval(1e-5,1e-2)'"
+    assert reproduce(results, results.configurations[1]) == command
+    written = report.write(sweep)
+    page = written.page.read_text()
+    assert "3 members, 2 exchanges, 2 copied; what is there now descends from 1 of the first." in page
+    assert all(f'id="{name}"' in page for name in ("lineage-0", "schedule-0-0"))
+    assert "No member has been evaluated yet." in page
+    table = list(csv.reader((sweep / "report/populations.csv").read_text().splitlines()))
+    assert table[0][:3] == ["population", "job", "generation"] and len(table) == 10
+    assert table[4] == ["0", "0", "1", "100", "200", "2", "5.0", "0.0024"]
