@@ -1,6 +1,7 @@
 """A trained run, opened again: for a notebook (`rlexp.load`) and for `run=eval`."""
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, TwoValues, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.experiment import Experiment
+from rlexp.sameness import TRACED
 from rlexp.storage import rundir, store
 from rlexp.training.evaluate import Episodes, evaluate
 from rlexp.training.layout import layout_of
@@ -89,7 +91,10 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     meta = checkpoint.latest_meta(store.checkpoints(run_dir))
     if meta is None:
         raise ConfigError(f"resume: {str(run_dir)!r} has no checkpoint that can be read")
-    experiment = experiments.build(node, num_shards=meta["num_shards"])
+    own = rundir.read_yaml(run_dir / "config.yaml") if (run_dir / "config.yaml").exists() else node
+    node = as_it_is_now(node, own, (meta.get("told") or [{}])[0])
+    config, modules = parse(node, Config)
+    experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"])
     shapes = jax.eval_shape(experiment.algorithm.init, jax.random.key(0), jax.tree.map(np.float32, experiment.hp))
     abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), shapes)
     restored = checkpoint.restore_state(store.checkpoints(run_dir), abstract, warn=warnings.warn)
@@ -99,6 +104,26 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
     return Agent(
         config, env, experiment.algorithm, state, restored.update, restored.meta["env_steps"], experiment, explore
     )
+
+
+def as_it_is_now(node: Mapping[str, Any], own: Mapping[str, Any], told: Mapping[str, float | int]) -> dict[str, Any]:
+    """A configuration with the traced settings that a member of a population has now, where they are those that it began with.
+
+    Args:
+      own: the run's own configuration, of when it began; what is another in `node` was asked for.
+      told: what its checkpoint tells of the member.
+    """
+    out = copy.deepcopy(dict(node))
+    for name, value in told.items():
+        path = name.partition("/")[2]
+        if path.startswith(tuple(f"{part}." for part in TRACED)):
+            *parts, last = path.split(".")
+            inner, began = out, own
+            for part in parts:
+                inner, began = inner[part], began[part]
+            if inner[last] == began[last]:
+                inner[last] = value
+    return out
 
 
 def as_it_counted(node: dict[str, Any]) -> dict[str, Any]:

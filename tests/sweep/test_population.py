@@ -2,15 +2,19 @@
 
 import dataclasses
 import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from support import StopAfter, assert_same, build, rows, saved
+from training import traced_parts
 
-from rlexp import compose, experiment
+from rlexp import compose, experiment, loading
 from rlexp.config import Config as WholeConfig
 from rlexp.config import ConfigError, parse
 from rlexp.machine.stop import Stop
@@ -26,7 +30,7 @@ from rlexp.training.loop import Member, Resume, train_pack
 
 from .searches import jobs, search, value_of
 
-LR, ENTROPY = "algo.hp.lr", "algo.hp.entropy_coef"
+LR, ENTROPY, PAY = "algo.hp.lr", "algo.hp.entropy_coef", "env.params.pay"
 SPACE = {LR: Interval(1e-5, 1e-2, True, None, False), ENTROPY: Interval(0.0, 0.05, False, None, False)}
 
 
@@ -152,17 +156,17 @@ def test_a_perturbed_value_is_near_its_parents_and_each_parameter_has_a_key_of_i
 
 # --- on the devices --------------------------------------------------------------------------------------------------------
 
-# 10 updates, an evaluation after every second one; the policy is sampled, so returns differ.
+# 10 updates, an evaluation after every second one. The return is four times what the environment pays, a traced setting.
 WORK = (
     "env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "algo.num_epochs=1", "algo.num_minibatches=1",
-    "network.hidden=[4]", "eval.num_episodes=8", "eval.every_env_steps=64", "eval.mode=sampled", "total_env_steps=320",
+    "network.hidden=[4]", "eval.num_episodes=2", "eval.every_env_steps=64", "total_env_steps=320",
 )  # fmt: skip
 
 
 def member(number: int, *overrides: str) -> experiment.Experiment:
     node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK, f"seed={number}", *overrides])
-    given = config(4, fraction=0.5)
-    node["between"] = vars(given)
+    node["between"] = vars(config(4, {LR: SPACE[LR], PAY: Interval(0.5, 90.0, True, None, False)}, fraction=0.5))
+    node["env"] = {"module": "traced_paying", "params": {"pay": 1.0 + number}}
     node["algo"]["hp"]["lr"] = 1e-3 * (1 + number)
     return experiment.build(node)
 
@@ -172,7 +176,17 @@ def members(*overrides: str) -> list[experiment.Experiment]:
 
 
 @pytest.fixture(scope="module")
-def traced() -> program.Traced:
+def paying() -> Iterator[None]:
+    """The environment's module."""
+    made = ModuleType("traced_paying")
+    made.Config, made.make = traced_parts.Paying.Config, traced_parts.Paying.make  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, made.__name__, made)
+        yield
+
+
+@pytest.fixture(scope="module")
+def traced(paying) -> program.Traced:
     """Compiled once for all tests, on one device."""
     one = members("hardware.pack_devices=1")
     made = program.trace(one, layout_of(one))
@@ -213,8 +227,17 @@ def test_a_copy_has_all_that_its_parent_has_but_the_keys(devices, traced):
     assert sum("key" in path for path in after) >= 2 and any("opt_state" in path for path in after)
 
 
-def trained(directory: Path, traced: program.Traced, *, stop: Stop | None = None, resume: bool = False) -> list[Any]:
-    found = [Member(one, directory / str(i), f"{i:08d}") for i, one in enumerate(members("hardware.pack_devices=1"))]
+def trained(
+    directory: Path,
+    traced: program.Traced | None,
+    *,
+    stop: Stop | None = None,
+    resume: bool = False,
+    devices: int = 1,
+) -> list[Any]:
+    found = [
+        Member(one, directory / str(i), f"{i:08d}") for i, one in enumerate(members(f"hardware.pack_devices={devices}"))
+    ]
     for one in found:
         one.dir.mkdir(parents=True, exist_ok=True)
     home = directory / "pack"
@@ -242,11 +265,29 @@ def test_lineage_and_settings_are_in_each_members_lines(undisturbed):
             assert parent == i or parents["eval/return_mean"] > own[before]["eval/return_mean"]
             ratio = lr / parents[f"population/{LR}"]
             assert ratio == 1 if parent == i else any(ratio == pytest.approx(x) for x in (0.8, 1.2))
+            assert line["eval/return_mean"] == pytest.approx(4 * line[f"population/{PAY}"])
             copies += parent != i
         # What is told is what the program has: also at the end, of what is gone on with.
         (kept,) = [x for path, x in saved(undisturbed / str(i))[1].items() if "hp" in path and "'lr'" in path]
         assert kept == np.float32(own[-1][f"population/{LR}"])
     assert copies >= 2
+
+
+def test_a_member_is_opened_with_the_settings_that_it_has_now(undisturbed):
+    i = max(range(4), key=lambda i: rows(undisturbed / str(i))[-1][f"population/{PAY}"])
+    last = rows(undisturbed / str(i))[-1]
+    assert last[f"population/{PAY}"] != 1.0 + i
+    agent = loading.load(undisturbed / str(i), node=member(i, "hardware.pack_devices=1").node)
+    assert agent.experiment.settings.env["pay"] == last[f"population/{PAY}"]
+    assert float(agent.last_evaluation().episode_return.mean()) == last["eval/return_mean"]
+
+
+def test_what_is_asked_for_anew_counts_more_than_what_a_member_has_now():
+    own = {"algo": {"hp": {"lr": 1e-3, "gamma": 0.9}}, "seed": 3}
+    told = {GENERATION: 2, f"population/{LR}": 0.5}
+    assert loading.as_it_is_now(own, own, told)["algo"]["hp"] == {"lr": 0.5, "gamma": 0.9}
+    asked = {"algo": {"hp": {"lr": 2e-3, "gamma": 0.9}}}
+    assert loading.as_it_is_now(asked, own, told) == asked
 
 
 def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, tmp_path):
@@ -255,6 +296,16 @@ def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, t
     assert [s["status"] for s in trained(tmp_path, traced, resume=True)] == ["finished"] * 4
     for i in range(4):
         assert_same(tmp_path / str(i), undisturbed / str(i))
+
+
+def test_four_devices_make_the_same_choices(undisturbed, paying, tmp_path):
+    assert [s["status"] for s in trained(tmp_path, None, devices=4)] == ["finished"] * 4
+    for i in range(4):  # the programs round otherwise, with one member on a device or four
+        lines = zip(rows(tmp_path / str(i)), rows(undisturbed / str(i)), strict=True)
+        for ours, theirs in lines:
+            exact = [name for name in theirs if name.startswith(("population/", "eval/"))]
+            assert [ours[name] for name in exact] == [theirs[name] for name in exact]
+            assert ours.get("loss/lr") == pytest.approx(theirs.get("loss/lr"))
 
 
 # --- the command line --------------------------------------------------------------------------------------------------
