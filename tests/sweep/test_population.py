@@ -14,10 +14,11 @@ import pytest
 from support import StopAfter, assert_same, build, rows, saved
 from training import traced_parts
 
-from rlexp import compose, experiment, loading
+from rlexp import compose, experiment, loading, session
 from rlexp.config import Config as WholeConfig
 from rlexp.config import ConfigError, parse
 from rlexp.machine.stop import Stop
+from rlexp.storage import checkpoint, store
 from rlexp.sweep import pbt
 from rlexp.sweep.lineage import GENERATION, PARENT
 from rlexp.sweep.population import Config, make, written
@@ -72,6 +73,7 @@ def test_truncation_copies_the_best_over_the_worst():
     assert {found.parents[1], found.parents[7]} <= {2, 6}
     assert [one[PARENT] for one in found.told] == list(found.parents)
     assert {one[GENERATION] for one in found.told} == {1}
+    assert found.words.startswith("generation 1 at 1,000 steps: 2 of 9 members begin as copies: 1 of ")
     seeds = [make(config(9, seed=seed)).exchange(moment(returns)) for seed in range(20)]
     assert {found.parents[1] for found in seeds if found} == {2, 6}
 
@@ -91,7 +93,7 @@ def test_a_tournament_is_of_pairs():
 @pytest.mark.parametrize("selection", ["truncation", "tournament"])
 def test_equals_are_left_alone(selection):
     found = make(config(4, selection=selection)).exchange(moment([2, 2, 2, 2]))
-    assert found is not None and list(found.parents) == [0, 1, 2, 3]
+    assert found is not None and list(found.parents) == [0, 1, 2, 3] and not found.words
     assert found.told[3][f"population/{LR}"] == 1e-3
 
 
@@ -292,6 +294,9 @@ def test_what_is_asked_for_anew_counts_more_than_what_a_member_has_now():
 
 def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, tmp_path):
     assert [s["status"] for s in trained(tmp_path, traced, stop=StopAfter(3))] == ["stopped"] * 4
+    meta = checkpoint.latest_meta(store.checkpoints(tmp_path / "pack"))
+    of_one = checkpoint.latest_meta(store.checkpoints(tmp_path / "2"))  # which points to its pack
+    assert meta is not None and of_one is not None and of_one["told"] == [meta["told"][2]]
     trained(tmp_path, traced, stop=StopAfter(1), resume=True)
     assert [s["status"] for s in trained(tmp_path, traced, resume=True)] == ["finished"] * 4
     for i in range(4):
@@ -395,3 +400,13 @@ def test_an_interval_that_cannot_be_is_told(interval, every, told, small):
     with pytest.raises(ConfigError, match=told):
         hook.check(one, 4)
     hook.check(one, 1)  # it is gone on with alone
+
+
+def test_it_is_told_before_anything_is_made():
+    """By the process that trains, and by the one that only hands over."""
+    node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK])
+    node["between"] = vars(config(4, interval=100))
+    read, modules = parse(node, WholeConfig)
+    with pytest.raises(ConfigError, match=r"sweeper\.interval: 100 is not allowed; expected a multiple"):
+        session.prepare(node, read, modules, None, num_members=4)
+    session.prepare(node, read, modules, None)
