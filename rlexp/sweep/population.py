@@ -128,22 +128,22 @@ def _check(config: Config, experiment: Experiment, num_members: int) -> None:
         raise ConfigError(
             "eval.every_env_steps: null is not allowed with sweeper=pbt, which needs evaluations while it trains"
         )
-    interval = config.interval or every
+    interval, name = (config.interval, "sweeper.interval") if config.interval else (every, "eval.every_env_steps")
     if interval < update:
         raise ConfigError(
-            f"{'sweeper.interval' if config.interval else 'eval.every_env_steps'}: {interval} is not allowed; expected at least "
-            f"{update}, the environment steps of an update"
+            f"{name}: {interval} is not allowed; expected at least {update}, the environment steps of an update"
         )
     if interval % every:
         raise ConfigError(
             f"sweeper.interval: {interval} is not allowed; expected a multiple of eval.every_env_steps {every}, since returns are "
             f"compared; the nearest is {max(1, round(interval / every)) * every}"
         )
-    if interval >= experiment.total_env_steps:
-        raise ConfigError(
-            f"sweeper.interval: {interval} is not allowed; expected less than total_env_steps {experiment.total_env_steps}, or "
-            "nothing is ever exchanged"
-        )
+    for steps, key in ((interval, name), (config.warmup or 0, "sweeper.warmup")):
+        if steps >= experiment.total_env_steps:
+            raise ConfigError(
+                f"{key}: {steps} is not allowed; expected less than total_env_steps {experiment.total_env_steps}, or nothing is "
+                "ever exchanged"
+            )
     source = experiment.source_of(experiment.settings)
     if Place.HOST in jax.tree.leaves(source.places):
         raise ConfigError(
