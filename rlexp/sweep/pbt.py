@@ -47,8 +47,13 @@ class Config:
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Raises ConfigError, also for what keeps the members from being one program."""
     _check(config, sweep)
-    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
     traced = _traced(sweep.config)
+    if not config.space and not sweep.intervals:
+        raise ConfigError(
+            "sweeper.space: empty; expected parameters, such as 'algo.hp.lr=tag(log, interval(1e-5, 1e-2))' on the command line; "
+            f"allowed: {', '.join(traced)}"
+        )
+    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
     for key in space:
         if key not in traced:
             raise ConfigError(

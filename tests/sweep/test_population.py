@@ -373,7 +373,7 @@ def test_a_population_that_cannot_be_is_told_in_a_line(more, told, tmp_path):
 
 
 def test_nothing_is_left_of_what_was_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"sweeper\.space: empty"):
+    with pytest.raises(ConfigError, match=r"sweeper\.space: empty; .*allowed: .*algo\.hp\.lr, "):
         search(tmp_path / "sweep", *LINE[:2])
     with pytest.raises(ConfigError, match=r"sweeper\.space\.algo\.num_epochs: it shapes the program"):
         search(tmp_path / "sweep", *LINE, "algo.num_epochs=interval(1, 4)")
