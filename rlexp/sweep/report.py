@@ -19,7 +19,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from rlexp.sweep import figures
-from rlexp.sweep.lineage import Population
+from rlexp.sweep.lineage import Population, shown
 from rlexp.sweep.results import (
     SEED,
     Configuration,
@@ -289,7 +289,7 @@ def _failures(results: Results) -> str:
     if not failed:
         return _section("Failures", "No job has failed.", "")
     rows = [
-        f'<tr><td class="number">{job.number}</td><td>{html.escape(shlex.join(job.overrides))}</td>'
+        f'<tr><td class="number">{job.number}</td><td>{html.escape(shlex.join(shown(job.overrides)))}</td>'
         f'<td class="number">{job.attempt}</td><td class="error">{html.escape(last_line(job.error))}</td></tr>'
         for job in failed
     ]
