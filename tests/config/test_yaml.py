@@ -38,6 +38,7 @@ ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several
 ADDED_LATER += ("replay", "storage", "selector", "hp", "priority_exponent", "priority_floor")  # of a replay
 ADDED_LATER += ("video",)  # of an evaluation
 ADDED_LATER += ("initialiser",)  # of a network
+ADDED_LATER += ("normalize_rewards",)  # of PPO, PQN and IMPALA
 ADDED_LATER += ("inner",)  # of a replay over another source
 ADDED_LATER += ("duelling", "value", "num_atoms", "value_min", "value_max")  # of DQN
 ADDED_LATER += ("importance_start", "importance_end", "importance_env_steps")
