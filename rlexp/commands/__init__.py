@@ -19,7 +19,7 @@ VERBS = {
     "new": ("rlexp.commands.new", ()),
     "reference": ("rlexp.commands.reference", ()),
     "sweep": ("rlexp.sweep.__main__", ()),
-    "report": ("rlexp.sweep.__main__", ("report",)),
+    "report": ("rlexp.report.__main__", ()),
 }
 
 

@@ -58,6 +58,10 @@ class SweepJob(NamedTuple):
     run_id: str | None
     objective: float | None
     changed: float
+    number: int
+    overrides: list[str]
+    attempt: int
+    error: str | None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,28 +101,32 @@ def list_runs(roots: Sequence[str]) -> list[Line]:
 
 
 def _on_disk(root: str) -> Iterator[Line]:
-    locked = _locked_inodes()
+    locked = locked_inodes()
     jobs: dict[str, SweepJob] = {}
     seen: list[tuple[str, set[str]]] = []
-    for folder, names in _walk(root):
-        if _MANIFEST in names and _is_file(os.path.join(folder, _MANIFEST)):
-            jobs |= _jobs(folder, locked)
+    for folder, names in walk(root):
+        if holds_sweep(folder, names):
+            jobs |= jobs_of(folder, locked)
         if _ENVIRONMENT in names:
             seen.append((folder, names))
     for folder, names in seen:
-        yield _run(folder, names, jobs.pop(os.path.normpath(folder), None), locked)
-    for folder, job in jobs.items():  # those that have left nothing yet
-        yield Line(job.run_id, None, None, None, job.objective, job.status, folder, job.changed)
+        yield line_of(folder, names, jobs.pop(os.path.normpath(folder), None), locked)
+    yield from (not_begun(folder, job) for folder, job in jobs.items())
+
+
+def not_begun(folder: str, job: SweepJob) -> Line:
+    """Of a sweep's job that has left nothing yet."""
+    return Line(job.run_id, None, None, None, job.objective, job.status, folder, job.changed)
 
 
 def run_ids(root: str) -> Iterator[str]:
     """The ids of the runs below a folder: for completion, which has no time for more."""
-    for folder, names in _walk(root):
+    for folder, names in walk(root):
         if _ENVIRONMENT in names and (run_id := _text(_object(_json(_read(folder, _ENVIRONMENT))).get("run_id"))):
             yield run_id
 
 
-def _walk(root: str) -> Iterator[tuple[str, set[str]]]:
+def walk(root: str) -> Iterator[tuple[str, set[str]]]:
     """(folder, names of its files) of all folders that may hold runs."""
     folders = [root]
     while folders:
@@ -132,7 +140,8 @@ def _walk(root: str) -> Iterator[tuple[str, set[str]]]:
         yield folder, names
 
 
-def _run(folder: str, names: set[str], job: SweepJob | None, locked: set[int]) -> Line:
+def line_of(folder: str, names: set[str], job: SweepJob | None, locked: set[int]) -> Line:
+    """Of the run in a folder with files of these names."""
     told = _object(_json(_read(folder, _ENVIRONMENT)))
     summary = _object(_json(_read(folder, _SUMMARY))) if _SUMMARY in names else {}
     last = _last_lines(folder) if not summary and _METRICS in names else {}
@@ -146,11 +155,11 @@ def _run(folder: str, names: set[str], job: SweepJob | None, locked: set[int]) -
     return _of(folder, told, config, summary or last, status, _began(folder, told))
 
 
-def _jobs(folder: str, locked: set[int]) -> dict[str, SweepJob]:
+def jobs_of(folder: str, locked: set[int]) -> dict[str, SweepJob]:
     """{directory: what the manifest says}; nothing where it cannot be read. `running` only while a process runs the sweep."""
     alive = _inode(folder, "sweep.lock") in locked
     address = f"file:{urllib.parse.quote(os.path.abspath(os.path.join(folder, _MANIFEST)))}?mode=ro"
-    query = "select dir, status, run_id, objective, changed from jobs"
+    query = "select dir, status, run_id, objective, changed, number, overrides, attempt, error from jobs"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=1)) as connection:
             rows = connection.execute(query).fetchall()
@@ -160,11 +169,20 @@ def _jobs(folder: str, locked: set[int]) -> dict[str, SweepJob]:
                 _text(run_id),
                 _number(objective),
                 _number(changed) or 0.0,
+                int(number),
+                [str(override) for override in json.loads(overrides)],
+                int(attempt),
+                _text(error),
             )
-            for place, status, run_id, objective, changed in rows
+            for place, status, run_id, objective, changed, number, overrides, attempt, error in rows
         }
-    except (sqlite3.Error, UnicodeError, ValueError):
+    except (sqlite3.Error, TypeError, ValueError, RecursionError):
         return {}
+
+
+def holds_sweep(folder: str, names: set[str]) -> bool:
+    """Whether a folder with files of these names is that of a sweep."""
+    return _MANIFEST in names and _is_file(os.path.join(folder, _MANIFEST))
 
 
 def _is_file(path: str) -> bool:
@@ -196,7 +214,7 @@ def _last_lines(folder: str) -> dict[str, Any]:
     return found
 
 
-def _locked_inodes() -> set[int]:
+def locked_inodes() -> set[int]:
     """Of the files that processes of this machine hold locks of. Trying a lock would stand in the way of one who takes it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/locks").read_text().splitlines()

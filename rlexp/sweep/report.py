@@ -3,13 +3,15 @@
 Everything is in the page: Plotly's script, the style, the numbers. It opens from a disk, without a network.
 """
 
+import contextlib
 import html
 import math
 import os
 import shlex
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +20,23 @@ import plotly.graph_objects as go
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
-from rlexp.sweep import figures
-from rlexp.sweep.lineage import Population, shown
+from rlexp.config import ConfigError
+from rlexp.overrides import override_key
+from rlexp.report import explorer
+from rlexp.report.found import Finder, Run
+from rlexp.sweep import figures, worker
+from rlexp.sweep.lineage import Population
+from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.results import (
     SEED,
     Configuration,
+    Origin,
     Results,
+    combined,
     gather,
     label,
     last_line,
+    origin_of,
     reproduce,
     settings_of,
     short,
@@ -37,6 +47,7 @@ from rlexp.sweep.statistics import CONFIDENCE, NUM_RESAMPLES
 
 NAME = "report.html"
 TABLES = "report"  # the folder of the CSV files
+_MARK = '<meta name="generator" content="rlexp">'  # such a page may be replaced
 # Plotly's own button for "upload to the cloud" is on unless it is switched off; a report stays where it is.
 _CONFIG = {
     "displaylogo": False,
@@ -57,10 +68,54 @@ class Report(NamedTuple):
 
 def write(directory: Path) -> Report:
     """Writes a sweep's page and tables into its directory, as the sweep stands now."""
-    results = gather(directory)
+    runs = [run for run in Finder([str(directory)]).runs() if run.sweep == directory]
+    return _written(gather(directory), runs, [directory])
+
+
+def write_all(roots: Sequence[str], directory: Path) -> Report:
+    """The same of all sweeps and runs below some folders.
+
+    Raises:
+      ConfigError: a root is none, there is no run, or the directory has a page of somebody else's.
+    """
+    finder = Finder(roots)
+    runs = finder.runs()
+    if not runs and not finder.sweeps:
+        raise ConfigError(f"report: there is no run below {', '.join(map(repr, roots))}")
+    page = directory / NAME
+    if (page.exists() and _MARK not in page.read_text(errors="replace")) or (
+        (directory / TABLES).exists() and not page.exists()
+    ):
+        raise ConfigError(
+            f"--out: {str(directory)!r} has a {NAME} or {TABLES}/ that is no report; give another directory"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    origins = list(_origins(finder.sweeps, runs))
+    return _written(combined(directory, origins), runs, finder.roots)
+
+
+def _origins(sweeps: Sequence[Path], runs: Sequence[Run]) -> Iterator[Origin]:
+    """A run by itself is known by what it has left."""
+    for sweep in sweeps:
+        try:
+            with contextlib.suppress(OSError):  # where it cannot be written, it is read as it is
+                worker.fold_all(sweep, Manifest(sweep))
+            yield origin_of(sweep)
+        except ConfigError as error:
+            print(f"rlexp.report: {error}; its runs count as such by themselves", file=sys.stderr)
+    for run in runs:
+        if run.sweep is None and run.trains:
+            files = [o for o in run.entry.overrides if override_key(o) == "hydra.searchpath"]
+            yield Origin(
+                run.directory, [run.entry], files, run.directory, False, run.line.environment, run.line.algorithm
+            )
+
+
+def _written(results: Results, runs: Sequence[Run], roots: Sequence[Path]) -> Report:
+    directory = results.directory
     tables = write_tables(results, directory / TABLES)
     draft = directory / f".{NAME}.tmp"
-    draft.write_text(_page(results), encoding="utf-8")
+    draft.write_text(_page(results, explorer.written(runs, roots, directory / NAME)), encoding="utf-8")
     os.replace(draft, directory / NAME)  # a browser never sees half a page
     return Report(directory / NAME, tables, _told(results))
 
@@ -94,36 +149,52 @@ def _runs(count: int, one: str = "run") -> str:
 # --- the page ----------------------------------------------------------------------------------------------------------
 
 
-def _page(results: Results) -> str:
-    style = Path(__file__).with_suffix(".css").read_text()
+def _page(results: Results, runs: str) -> str:
     title = html.escape(question(results))
     many = len(results.importance) > 1
-    body = [_head(results, title)]
+    body = []
     for number, environment in enumerate(results.importance):
         if many:
             body.append(f"<h3>{html.escape(environment)}</h3>")
         body.append(_environment(results, environment, number))
     body += [_population(population) for population in results.populations]
-    body += [_failures(results), _foot(results)]
+    # What a sweep found comes first; of whatever lies below some folders one looks for something.
+    body = [*body, runs] if len(results.origins) == 1 else [runs, *body]
+    body = [_head(results, title), *body, _failures(results), _foot(results)]
+    return document(f"{title} – {html.escape(results.directory.name)}", "".join(body), _own("js"))
+
+
+def document(title: str, body: str, script: str, *, plotly: str = "") -> str:
+    """A whole page. Its title and body are HTML, in which what a user wrote was escaped.
+
+    Args:
+      plotly: where Plotly's script is to be had; by default it is in the page.
+    """
+    plots = f'<script src="{plotly}"></script>' if plotly else f"<script>{get_plotlyjs()}</script>"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+{_MARK}
 <link rel="icon" href="data:,">
-<title>{title} – {html.escape(results.directory.name)}</title>
+<title>{title}</title>
 <style>
-{style}</style>
-<script>{get_plotlyjs()}</script>
+{_own("css")}{explorer.style()}</style>
+{plots}
 </head>
 <body>
 <main>
-{"".join(body)}
+{body}
 </main>
-<script>{Path(__file__).with_suffix(".js").read_text()}</script>
+<script>{script}{explorer.script()}</script>
 </body>
 </html>
 """
+
+
+def _own(kind: str) -> str:
+    return Path(__file__).with_suffix(f".{kind}").read_text()
 
 
 def question(results: Results) -> str:
@@ -155,18 +226,29 @@ def _head(results: Results, title: str) -> str:
     chips += [f'<span class="chip {html.escape(s)}">{n} {html.escape(s)}</span>' for s, n in counts.items()]
     facts = (
         ", ".join(results.importance),
-        f"sweep {results.directory.name}",
+        _whence(results),
         f"as of {time.strftime('%Y-%m-%d %H:%M')}",
         f"rlexp {metadata.version('rlexp')}",
     )
-    command = shlex.join(["python", "-m", "rlexp", *results.command])
+    command = ""
+    if len(results.origins) == 1 and results.origins[0].is_sweep:
+        command = f"<pre>{html.escape(shlex.join(['python', '-m', 'rlexp', *results.origins[0].command]))}</pre>"
     return f"""<header>
 <h1>{title}</h1>
 <p class="muted">{html.escape(" · ".join(filter(None, facts)))}</p>
-<pre>{html.escape(command)}</pre>
+{command}
 <div class="chips">{"".join(chips)}</div>
 </header>
 """
+
+
+def _whence(results: Results) -> str:
+    sweeps = sum(origin.is_sweep for origin in results.origins)
+    if sweeps == len(results.origins) == 1:
+        return f"sweep {results.directory.name}"
+    alone = len(results.origins) - sweeps
+    said = [_runs(sweeps, "sweep")] * bool(sweeps) + [f"{_runs(alone)} alone"] * bool(alone)
+    return f"{' and '.join(said) or 'nothing'} in {results.directory.name}"
 
 
 def _environment(results: Results, environment: str, number: int) -> str:
@@ -289,25 +371,32 @@ def _failures(results: Results) -> str:
     if not failed:
         return _section("Failures", "No job has failed.", "")
     rows = [
-        f'<tr><td class="number">{job.number}</td><td>{html.escape(shlex.join(shown(job.overrides)))}</td>'
+        f'<tr><td class="number">{job.number}</td><td>{html.escape(shlex.join(job.overrides))}</td>'
         f'<td class="number">{job.attempt}</td><td class="error">{html.escape(last_line(job.error))}</td></tr>'
         for job in failed
     ]
     head = (
         '<th class="number">job</th><th>overrides</th><th class="number">attempts</th><th>last line of the error</th>'
     )
-    again = html.escape(shlex.join(["python", "-m", "rlexp.sweep", "retry", str(results.directory)]))
-    again = f'<p class="muted">To try them again: <code>{again}</code></p>'
+    theirs = {o.directory: o.is_sweep for o in map(results.origin, failed)}
+    again = "".join(
+        '<p class="muted">To try them again: '
+        f"<code>{html.escape(shlex.join(['python', '-m', 'rlexp.sweep', 'retry', str(sweep)]))}</code></p>"
+        for sweep, is_sweep in theirs.items()
+        if is_sweep
+    )
     return _section("Failures", f"{len(failed)} of {len(results.jobs)} jobs.", _scrolled(head, rows) + again)
 
 
 def _foot(results: Results) -> str:
+    places = {origin.place for origin in results.origins if origin.is_sweep}
+    where = f"Commands are to be run in {html.escape(str(places.pop()))}." if len(places) == 1 else ""
     return f"""<footer class="muted">
 <p>A configuration is what a job was given, without the seed. The interquartile mean is the mean of the middle half of its
 runs (of fewer than four: the mean); the interval is the percentile interval of {NUM_RESAMPLES} bootstrap resamples of runs,
 each a whole curve (Agarwal et al., 2021). Failed jobs are left out, and a configuration with one comes after all that are
 whole. Parameter importance is Optuna's PED-ANOVA over the runs that have an objective.</p>
-<p>Commands are to be run in {html.escape(str(results.place))}. The same tables as CSV: {TABLES}/.</p>
+<p>{where} The same tables as CSV: {TABLES}/.</p>
 </footer>
 """
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from rlexp.config import ConfigError
 from rlexp.hydra_internals import get_args_parser
 from rlexp.loggers import jsonl
 from rlexp.loggers.base import algorithm
@@ -61,34 +62,67 @@ class Importance(NamedTuple):
     why_not: str  # where there are none
 
 
-class Results(NamedTuple):
-    """A sweep, as it stands."""
+class Origin(NamedTuple):
+    """Jobs that one command started: a sweep, or a run by itself."""
 
     directory: Path
+    jobs: list[Entry]
+    command: list[str]  # after `python -m rlexp`
+    place: Path  # where it was started
+    is_sweep: bool = True
+    environment: str | None = None  # names that are known; None: any job that has begun knows them
+    algorithm: str | None = None
+
+
+class Results(NamedTuple):
+    """A sweep as it stands, or whatever runs there are somewhere."""
+
+    directory: Path
+    origins: list[Origin]
     jobs: list[Entry]
     configurations: list[Configuration]  # the best first, environment by environment
     populations: list[Population]  # of sweeper=pbt
     swept: list[str]  # the keys that differ between configurations
     importance: dict[str, Importance]  # {environment: ...}
-    command: list[str]  # which started the sweep, after `python -m rlexp`
-    place: Path  # where it was started
     algorithm: str  # the last part of its module's name; empty where there are several, or no job has begun
 
     def of(self, environment: str) -> list[Configuration]:
         """The configurations in one environment."""
         return [c for c in self.configurations if c.environment == environment]
 
+    def origin(self, job: Entry) -> Origin:
+        """Where a job comes from."""
+        return next(origin for origin in self.origins if job in origin.jobs)
+
 
 def gather(directory: Path) -> Results:
     """Reads a sweep. What cannot be read of a single run is told on stderr, and left out."""
+    return combined(directory, [origin_of(directory)])
+
+
+def origin_of(directory: Path) -> Origin:
+    """A sweep. Raises ConfigError where its manifest cannot be read."""
     manifest = Manifest(directory)
-    jobs, command, place = manifest.jobs(), manifest.recall("command"), manifest.recall("cwd")
-    environments = _environments(directory, jobs)
+    command, place = manifest.recall("command"), manifest.recall("cwd")
+    return Origin(
+        directory=directory,
+        jobs=manifest.jobs(),
+        command=command if isinstance(command, list) else [],
+        place=Path(place) if isinstance(place, str) else directory,
+    )
+
+
+def combined(directory: Path, origins: Sequence[Origin]) -> Results:
+    """Of all jobs together. Those of several origins get numbers that tell them apart."""
+    if len(origins) > 1:
+        origins = list(_numbered(origins))
     groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Entry]] = {}
-    for job in jobs:
-        settings = settings_of(job)
-        group = (environments[_chosen(settings)], frozenset((k, v) for k, v in settings.items() if k != SEED))
-        groups.setdefault(group, []).append(job)
+    for origin in origins:
+        environments = _environments(origin)
+        for job in origin.jobs:
+            settings = settings_of(job)
+            group = (environments[_chosen(settings)], frozenset((k, v) for k, v in settings.items() if k != SEED))
+            groups.setdefault(group, []).append(job)
     found = [_configuration(directory, environment, members) for (environment, _), members in groups.items()]
     found.sort(key=_from_best)
     names = dict.fromkeys(environment for environment, _ in groups)
@@ -96,17 +130,33 @@ def gather(directory: Path) -> Results:
         c._replace(rank=i) for name in names for i, c in enumerate((c for c in found if c.environment == name), 1)
     ]
     swept = _swept(ranked)
+    algorithms = {name for origin in origins if (name := _algorithm(origin)) is not None}
     return Results(
         directory=directory,
-        jobs=jobs,
+        origins=list(origins),
+        jobs=[job for origin in origins for job in origin.jobs],
         configurations=ranked,
-        populations=populations(directory, jobs),
+        populations=_all_populations(origins),
         swept=swept,
         importance={name: _importance([c for c in ranked if c.environment == name], swept) for name in names},
-        command=command if isinstance(command, list) else [],
-        place=Path(place) if isinstance(place, str) else directory,
-        algorithm=_algorithm(directory, jobs),
+        algorithm=algorithms.pop() if len(algorithms) == 1 else "",
     )
+
+
+def _numbered(origins: Sequence[Origin]) -> Iterable[Origin]:
+    first = 0
+    for origin in origins:
+        jobs = [
+            job._replace(number=number, dir=str(origin.directory / job.dir))
+            for number, job in enumerate(origin.jobs, first)
+        ]
+        first += len(jobs)
+        yield origin._replace(jobs=jobs)
+
+
+def _all_populations(origins: Sequence[Origin]) -> list[Population]:
+    found = [population for origin in origins for population in populations(origin.directory, origin.jobs)]
+    return found if len(origins) == 1 else [one._replace(number=i) for i, one in enumerate(found)]
 
 
 def settings_of(job: Entry) -> dict[str, str]:
@@ -145,15 +195,12 @@ def reproduce(results: Results, configuration: Configuration) -> str:
     It is made of the jobs' own overrides. From the sweep's command come only places where YAML files lie: the rest is
     either in the overrides, or it says how to search and where to run.
     """
-    args = get_args_parser().parse_args(results.command)
-    own_files = [] if args.config_dir is None else ["--config-dir", str(results.place / args.config_dir)]
+    origin = results.origin(configuration.jobs[0])
+    args = get_args_parser().parse_args(origin.command)
+    own_files = [] if args.config_dir is None else ["--config-dir", str(origin.place / args.config_dir)]
     own_files += [o for o in args.overrides if override_key(o) == "hydra.searchpath"]
     if is_population(configuration.jobs[0].overrides):
-        own = [
-            _as_in(configuration, o)
-            for o in args.overrides
-            if override_key(o).split(".")[0] not in ("hydra", "launcher")
-        ]
+        own = [_as_in(configuration, o) for o in args.overrides if override_key(o).split(".")[0] != "hydra"]
         return shlex.join(["python", "-m", "rlexp", "-m", *own_files[:2], *own])
     words = [*own_files, *(o for o in _own(configuration.jobs[0]) if override_key(o) != SEED)]
     seeds = [settings_of(job)[SEED] for job in configuration.jobs if SEED in settings_of(job)]
@@ -248,34 +295,36 @@ def _chosen(settings: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{key}={settings[key]}" for key in ("env", "experiment") if key in settings)
 
 
-def _environments(directory: Path, jobs: Sequence[Entry]) -> dict[tuple[str, ...], str]:
+def _environments(origin: Origin) -> dict[tuple[str, ...], str]:
     """{what was chosen: the environment's name}, which any job that has begun knows; until then, what was chosen."""
     names: dict[tuple[str, ...], str | None] = {}
-    for job in jobs:
+    for job in origin.jobs:
         chosen = _chosen(settings_of(job))
         if names.get(chosen) is None:
-            names[chosen] = _environment(directory / job.dir)
+            names[chosen] = origin.environment or _environment(origin.directory / job.dir)
     return {chosen: name or " ".join(chosen) or "the default environment" for chosen, name in names.items()}
 
 
 def _environment(run_dir: Path) -> str | None:
     try:
         return str(rundir.read_yaml(run_dir / "config.yaml")["env"]["name"])
-    except (OSError, KeyError, TypeError):
+    except (ConfigError, KeyError, TypeError):
         return None
 
 
-def _algorithm(directory: Path, jobs: Sequence[Entry]) -> str:
-    """Of all jobs; where it is no part of their overrides, any job that has begun knows it."""
-    chosen = {settings.get(key) for settings in map(settings_of, jobs) for key in ("algo", "algo.module")}
+def _algorithm(origin: Origin) -> str | None:
+    """Of all jobs; where it is no part of their overrides, any job that has begun knows it. None: no job has begun."""
+    if origin.algorithm is not None:
+        return origin.algorithm
+    chosen = {settings.get(key) for settings in map(settings_of, origin.jobs) for key in ("algo", "algo.module")}
     if len(chosen - {None}) > 1:
         return ""
-    for job in jobs:
+    for job in origin.jobs:
         try:
-            return algorithm(rundir.read_yaml(directory / job.dir / "config.yaml"))
-        except (OSError, AttributeError):
+            return algorithm(rundir.read_yaml(origin.directory / job.dir / "config.yaml"))
+        except (ConfigError, AttributeError):
             continue
-    return ""
+    return None
 
 
 def _importance(configurations: Sequence[Configuration], swept: Sequence[str]) -> Importance:

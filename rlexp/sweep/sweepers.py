@@ -45,5 +45,4 @@ class Sweeper(NamedTuple):
 
     space: Space
     batches: Batches
-    # None: the command line's multiplies the trials. Else they have all of that in them; then no trial is refused alone.
-    grid: Sequence[Sequence[str]] | None = None
+    grid: Sequence[Sequence[str]] | None = None  # null: the command line's; else the trials have all of that in them

@@ -48,8 +48,9 @@ def test_the_same_two_ways(tmp_path):
 
 def test_words_of_a_sweep(monkeypatch, capsys, tmp_path):
     assert leaves_with(monkeypatch, "sweep", "status", str(tmp_path)) == 2
+    assert capsys.readouterr().err.count("holds no sweep") == 1
     assert leaves_with(monkeypatch, "report", str(tmp_path)) == 2
-    assert capsys.readouterr().err.count("holds no sweep") == 2
+    assert capsys.readouterr().err == f"rlexp.report: report: there is no run below {str(tmp_path)!r}\n"
     assert leaves_with(monkeypatch, "ls", "nowhere at all") == 2
     assert capsys.readouterr().err == "rlexp: ls: 'nowhere at all' is no folder\n"
 

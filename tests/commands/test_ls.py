@@ -184,4 +184,4 @@ def test_who_waits_for_a_lock_has_none(monkeypatch):
         "2: POSIX  ADVISORY  READ 4 08:01:99 0 EOF",
     ]
     monkeypatch.setattr(ls.Path, "read_text", lambda _: "\n".join(locks))
-    assert ls._locked_inodes() == {77}
+    assert ls.locked_inodes() == {77}

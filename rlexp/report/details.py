@@ -1,0 +1,134 @@
+"""What one run has left: its curves, its settings, its pictures, and the commands that repeat it and go on with it."""
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from rlexp.loggers import jsonl
+from rlexp.overrides import override_key, quoted
+from rlexp.report.found import Run
+from rlexp.storage import rundir
+from rlexp.sweep.results import METRIC, last_line
+
+MAX_POINTS = 200  # of a curve on a page
+PICTURES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+}
+VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm"}
+MEDIA = PICTURES | VIDEOS  # no SVG: it can hold scripts
+_MAX_MEDIA = 24
+_LOADER = vars(yaml).get("CSafeLoader", yaml.SafeLoader)
+_ON_THE_CLOCK = ("env_steps", "wall_s")
+_ABOUT_THE_PLACE = ("hydra", "launcher", "sweeper")
+
+Number = int | float
+Curve = list[list[Number]]  # environment steps, values
+
+
+class Metrics(NamedTuple):
+    """Of a run: the curves that were asked for, and what else there is."""
+
+    curves: dict[str, Curve]
+    names: list[str]
+
+
+def metrics(run_dir: Path, wanted: Sequence[str] | None = None) -> Metrics:
+    """The curves of some metrics, or of all. What cannot be read is left out; what is said of configurations tells of it."""
+    try:
+        rows = jsonl.read(run_dir / jsonl.NAME)
+    except (OSError, ValueError):
+        return Metrics({}, [])
+    points: dict[str, dict[Number, Number]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name not in _ON_THE_CLOCK and _is_number(value) and _is_number(row["env_steps"]):
+                points.setdefault(name, {})[row["env_steps"]] = value
+    names = sorted(points, key=lambda name: (name != METRIC, name))
+    return Metrics({name: _thinned(points[name]) for name in names if wanted is None or name in wanted}, names)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _thinned(points: Mapping[Number, Number]) -> Curve:
+    """Of many points some, evenly, the first and the last among them."""
+    steps = sorted(points)
+    if len(steps) > MAX_POINTS:
+        steps = [steps[i] for i in np.linspace(0, len(steps) - 1, MAX_POINTS).round().astype(int).tolist()]
+    return [steps, [points[step] for step in steps]]
+
+
+def settings(run_dir: Path) -> dict[str, str]:
+    """{dotted key: value as text} of its whole configuration, and of what it ran on and with."""
+    try:
+        found = yaml.load((run_dir / "config.yaml").read_bytes(), Loader=_LOADER)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        found = None
+    about = rundir.read_json(run_dir / "environment.json")
+    about = about if isinstance(about, dict) else {}
+    kept = {name: about[name] for name in ("host", "python", "versions", "devices", "git") if name in about}
+    return {key: str(value) for key, value in [*_flat(found), *_flat(kept, "environment.")]}
+
+
+def _flat(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(node, dict):
+        return []
+    found = []
+    for name, value in node.items():
+        inner = _flat(value, f"{prefix}{name}.")
+        found += inner or [(f"{prefix}{name}", value)]
+    return found
+
+
+def media(run_dir: Path) -> list[str]:
+    """Names of its pictures and videos; those of a sweep's job lie in its directory too."""
+    try:
+        names = [path.name for path in run_dir.iterdir() if path.suffix in MEDIA and path.is_file()]
+    except OSError:
+        return []
+    return sorted(names, key=lambda name: (Path(name).suffix not in VIDEOS, name))[:_MAX_MEDIA]
+
+
+class Words(NamedTuple):
+    """Of a run, in words: commands are to be run where it was started."""
+
+    repeat: str
+    resume: str
+    error: str
+
+
+def words(run: Run) -> Words:
+    """Its commands, and how it failed."""
+    own = rundir.read_overrides(run.directory) or run.entry.overrides
+    # Where its files lie is no matter of what it trains; which run it evaluates is.
+    left_out = ("hydra.run.dir", *(("resume",) if run.trains else ()))
+    repeat = [
+        o
+        for o in own
+        if override_key(o) not in left_out
+        and (override_key(o) == "hydra.searchpath" or re.split(r"[./]", override_key(o))[0] not in _ABOUT_THE_PLACE)
+    ]
+    status, sweep = run.line.status, run.sweep
+    if sweep is not None and status != "finished":
+        verb = "retry" if status == "failed" else "resume"
+        resume = ["python", "-m", "rlexp.sweep", verb, str(sweep)]
+    elif run.trains:
+        more = ["total_env_steps=MORE"] if status == "finished" else []
+        where = str(run.directory)
+        named = f"resume={where}" if re.fullmatch(r"[\w./-]+", where, re.ASCII) else quoted("resume", where)
+        resume = ["python", "-m", "rlexp", named, *more]
+    else:
+        resume = []
+    error = last_line(run.entry.error) if status == "failed" and run.entry.error else ""
+    return Words(shlex.join(["python", "-m", "rlexp", *repeat]), shlex.join(resume), error)
