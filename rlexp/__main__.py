@@ -148,7 +148,7 @@ def main() -> None:
                 command, experiment = validate(overrides)
             run_dir = command.run_dir
             for line in doubled(overrides):
-                endings.say(line)
+                print(line, flush=True)  # stderr is for what ends a command
             (submit if experiment.part("launcher").SUBMITS else run)(command, experiment)
     except (Detached, Rehearsed):
         pass

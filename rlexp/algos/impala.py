@@ -21,6 +21,7 @@ import optax
 from rlexp.algos import common
 from rlexp.algos.actor_critic import State, actor_critic
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.rewards import normalised_rewards
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.ops.vtrace import vtrace
@@ -78,6 +79,8 @@ class Config:
     """Learning rate falls linearly to 0 at total_env_steps."""
     normalize_observations: Flag
     """Scale float observations by their running mean and deviation."""
+    normalize_rewards: Flag = False
+    """Scale rewards by the running deviation of the discounted returns, before hp.reward_scale."""
     lr_scaling: Literal["none", "sqrt", "linear"]
     """Scales lr by num_envs / base_num_envs, or its root."""
     batch_scaling: Literal["none", "keep_minibatch"]
@@ -201,4 +204,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
-    return Algorithm(init, parts.policy, parts.carry, parts.act, update)
+    made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
+    return normalised_rewards(made) if config.normalize_rewards else made

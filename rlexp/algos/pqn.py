@@ -20,6 +20,7 @@ import optax
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.rewards import normalised_rewards
 from rlexp.config import Count, Flag, Fraction, Host, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import MemoryTorso, net
@@ -71,6 +72,8 @@ class Config:
     """Learning rate falls linearly to 0 at total_env_steps."""
     normalize_observations: Flag
     """Scale float observations by their running mean and deviation."""
+    normalize_rewards: Flag = False
+    """Scale rewards by the running deviation of the discounted returns, before hp.reward_scale."""
     lr_scaling: Literal["none", "sqrt", "linear"]
     """Scales lr by num_envs / base_num_envs, or its root."""
     batch_scaling: Literal["none", "keep_minibatch"]
@@ -203,4 +206,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
-    return Algorithm(init, policy, q_net.carry, act, update)
+    made = Algorithm(init, policy, q_net.carry, act, update)
+    return normalised_rewards(made) if config.normalize_rewards else made

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from rlexp.config import ConfigError, Count, Flag, Host, schema
 from rlexp.networks.base import SharedTrunk, activations, layer_norm, leaves, split_image
 from rlexp.networks.dense import Conv
+from rlexp.networks.initializers import Initialiser, gain
 from rlexp.networks.mlp import dense_layers
 from rlexp.types import PyTree
 
@@ -35,12 +36,14 @@ class Config:
     """Normalise each convolution's channels and each layer's units before the activation."""
     remat: Flag
     """Compute the activations again in the backward pass instead of keeping them: less memory, more time."""
+    initialiser: Initialiser = "orthogonal"
+    """How kernels start; orthogonal ones times sqrt(2), the others as their name says. Heads are the algorithm's."""
     shared_trunk: Flag = False
     """One torso for the actor and the critic, instead of one for each: less to compute, and each learns from the other's error."""
 
 
 class CNN(nn.Module):
-    """Observations -> features [..., hidden[-1]]. Kernels start orthogonal with gain sqrt(2), biases at 0."""
+    """Observations -> features [..., hidden[-1]]. Biases start at 0."""
 
     observation: tuple[jax.ShapeDtypeStruct, ...]  # the leaves that are seen; a tuple, so that the module can be hashed
     convolutions: tuple[tuple[int, int, int], ...]  # (channels, window, stride), without padding
@@ -48,6 +51,7 @@ class CNN(nn.Module):
     activation: str
     layer_norm: bool
     dtype: DTypeLike
+    initialiser: Initialiser
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Float[Array, "*N F"]:
@@ -55,7 +59,7 @@ class CNN(nn.Module):
         leading = image.shape[:-3]
         x = image.reshape(-1, *image.shape[-3:])
         for channels, window, stride in self.convolutions:
-            x = Conv(channels, window, stride, math.sqrt(2), self.dtype)(x)
+            x = Conv(channels, window, stride, gain(self.initialiser), self.dtype, self.initialiser)(x)
             x = layer_norm(x) if self.layer_norm else x
             x = activations[self.activation](x)
         x = x.reshape(*leading, math.prod(x.shape[1:]))
@@ -83,5 +87,6 @@ def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:
             raise ConfigError(f"network.kernel_sizes: {config.kernel_sizes} do not fit into an image of {images[0]}")
         sides = tuple((side - window) // stride + 1 for side in sides)
     torso = nn.remat(CNN) if config.remat else CNN
-    made = torso(tuple(structs), convolutions, tuple(config.hidden), config.activation, config.layer_norm, dtype)
+    sizes = (tuple(structs), convolutions, tuple(config.hidden), config.activation, config.layer_norm)
+    made = torso(*sizes, dtype, config.initialiser)
     return SharedTrunk(made) if config.shared_trunk else made

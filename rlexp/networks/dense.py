@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rlexp.networks.initializers import orthogonal, zeros
+from rlexp.networks.initializers import Initialiser, kernels, zeros
 from rlexp.networks.multilinear import linear, multilinear
 
 _TILES = 64  # a multiple of any usual number of devices, so that each holds whole tiles
@@ -30,16 +30,17 @@ _IMAGES = ("NHWC", "HWIO", "NHWC")  # x, kernel, y of a convolution
 
 
 class Dense(nn.Module):
-    """x [..., I] @ kernel [I, O] + bias [O], in `dtype`; the parameters are float32. Kernels start orthogonal, biases at 0."""
+    """x [..., I] @ kernel [I, O] + bias [O], in `dtype`; the parameters are float32. Biases start at 0."""
 
     features: int
-    scale: float  # of the orthogonal initialiser
+    scale: float  # of the initialiser
     dtype: DTypeLike
     out_dtype: DTypeLike | None = None  # of the result: a last layer's is not rounded to `dtype`
+    initialiser: Initialiser = "orthogonal"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
-        kernel = self.param("kernel", orthogonal(self.scale), (x.shape[-1], self.features), jnp.float32)
+        kernel = self.param("kernel", kernels(self.initialiser, self.scale), (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", zeros, (self.features,), jnp.float32)
         return add_bias(product(x.astype(self.dtype), kernel, jnp.dtype(self.out_dtype or self.dtype)), bias)
 
@@ -50,13 +51,14 @@ class Conv(nn.Module):
     features: int
     window: int
     stride: int
-    scale: float  # of the orthogonal initialiser
+    scale: float  # of the initialiser
     dtype: DTypeLike
+    initialiser: Initialiser = "orthogonal"
 
     @nn.compact
     def __call__(self, x: Float[Array, "N H W I"]) -> Float[Array, "N H2 W2 O"]:
         shape = (self.window, self.window, x.shape[-1], self.features)
-        kernel = self.param("kernel", orthogonal(self.scale), shape, jnp.float32)
+        kernel = self.param("kernel", kernels(self.initialiser, self.scale), shape, jnp.float32)
         bias = self.param("bias", zeros, (self.features,), jnp.float32)
         return add_bias(convolution(x.astype(self.dtype), kernel, self.stride), bias)
 

@@ -1,6 +1,5 @@
 """Fully connected layers over the flattened observation."""
 
-import math
 from typing import Literal
 
 import flax.linen as nn
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float
 from rlexp.config import ConfigError, Count, Flag, Host, schema
 from rlexp.networks.base import SharedTrunk, activations, flatten_obs, layer_norm, leaves
 from rlexp.networks.dense import Dense
+from rlexp.networks.initializers import Initialiser, gain
 from rlexp.types import PyTree
 
 
@@ -27,18 +27,21 @@ class Config:
     """Normalise each layer's units before the activation."""
     remat: Flag
     """Compute the activations again in the backward pass instead of keeping them: less memory, more time."""
+    initialiser: Initialiser = "orthogonal"
+    """How kernels start; orthogonal ones times sqrt(2), the others as their name says. Heads are the algorithm's."""
     shared_trunk: Flag = False
     """One torso for the actor and the critic, instead of one for each: less to compute, and each learns from the other's error."""
 
 
 class MLP(nn.Module):
-    """Observations -> features [..., hidden[-1]]. Kernels start orthogonal with gain sqrt(2), biases at 0."""
+    """Observations -> features [..., hidden[-1]]. Biases start at 0."""
 
     observation: tuple[jax.ShapeDtypeStruct, ...]  # the leaves that are seen; a tuple, so that the module can be hashed
     hidden: tuple[int, ...]
     activation: str
     layer_norm: bool
     dtype: DTypeLike
+    initialiser: Initialiser
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Float[Array, "*N F"]:
@@ -48,7 +51,7 @@ class MLP(nn.Module):
 def dense_layers(module: nn.Module, x: Float[Array, "*N F"]) -> Float[Array, "*N G"]:
     """The layers `module.hidden`, made inside the compact method of `module`."""
     for units in module.hidden:
-        x = Dense(units, math.sqrt(2), module.dtype)(x)
+        x = Dense(units, gain(module.initialiser), module.dtype, initialiser=module.initialiser)(x)
         x = layer_norm(x) if module.layer_norm else x
         x = activations[module.activation](x)
     return x
@@ -60,5 +63,6 @@ def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:
     if not structs:
         raise ConfigError(f"network: mlp needs an observation; got {observation}")
     torso = nn.remat(MLP) if config.remat else MLP
-    made = torso(tuple(structs), tuple(config.hidden), config.activation, config.layer_norm, dtype)
+    sizes = (tuple(structs), tuple(config.hidden), config.activation, config.layer_norm)
+    made = torso(*sizes, dtype, config.initialiser)
     return SharedTrunk(made) if config.shared_trunk else made

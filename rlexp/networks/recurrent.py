@@ -1,7 +1,7 @@
 """A memory behind any other network: GRU (Cho et al. 2014, arXiv:1406.1078) or LSTM (Hochreiter & Schmidhuber 1997).
 
 The GRU's reset gate acts on the product with the memory instead of the memory, as in cuDNN: one product a step. The LSTM's
-forget gate has 1 added, so that it begins by remembering (Jozefowicz et al. 2015). Kernels start orthogonal, gate by gate.
+forget gate has 1 added, so that it begins by remembering (Jozefowicz et al. 2015). Kernels start gate by gate, biases at 0.
 What the memory reads of the observations is computed for all steps of a window at once; only the rest goes step by step.
 """
 
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from rlexp.config import Count, Host, Part, schema
 from rlexp.networks.base import MemoryTorso, torso_before
 from rlexp.networks.dense import add_bias, product
-from rlexp.networks.initializers import orthogonal, zeros
+from rlexp.networks.initializers import Initialiser, kernels, zeros
 from rlexp.types import Key, PyTree
 
 _GATES = {"gru": 3, "lstm": 4}
@@ -32,6 +32,8 @@ class Config:
     """What keeps the memory."""
     units: Count
     """Numbers that are remembered, and features; an lstm remembers as many again, which it does not show."""
+    initialiser: Initialiser = "orthogonal"
+    """How kernels start, gate by gate; those of what is before the memory by `network.torso.initialiser`."""
     torso: Part
     """What sees each observation, before the memory: a network without one. `network@network.torso=cnn` puts another there."""
 
@@ -43,13 +45,14 @@ class Recurrent(nn.Module):
     cell: str
     units: int
     dtype: DTypeLike
+    initialiser: Initialiser
 
     @nn.compact
     def __call__(self, memory: PyTree, obs: PyTree, first: Bool[Array, "T B"]) -> tuple[Float[Array, "T B F"], PyTree]:
         seen, width = self.torso(obs).astype(self.dtype), _GATES[self.cell] * self.units
-        read = self.param("read", _by_gate(self.units), (seen.shape[-1], width), jnp.float32)
+        read = self.param("read", _by_gate(self.units, self.initialiser), (seen.shape[-1], width), jnp.float32)
         bias = self.param("bias", zeros, (width,), jnp.float32)
-        kernel = self.param("kernel", _by_gate(self.units), (self.units, width), jnp.float32)
+        kernel = self.param("kernel", _by_gate(self.units, self.initialiser), (self.units, width), jnp.float32)
         inner_bias = self.param("inner_bias", zeros, (self.units,), jnp.float32) if self.cell == "gru" else None
 
         def step(memory: PyTree, row: tuple[Array, Array]) -> tuple[PyTree, Array]:
@@ -79,10 +82,10 @@ def _lstm(memory: PyTree, x: Array, recalled: Array) -> PyTree:
     return nn.sigmoid(show) * jnp.tanh(c), c
 
 
-def _by_gate(units: int) -> Any:
+def _by_gate(units: int, initialiser: Initialiser) -> Any:
     def init(key: Key, shape: Sequence[int], dtype: Any) -> Array:
         gates = jax.random.split(key, shape[1] // units)
-        return jnp.concatenate([orthogonal(1.0)(k, (shape[0], units), dtype) for k in gates], axis=1)
+        return jnp.concatenate([kernels(initialiser, 1.0)(k, (shape[0], units), dtype) for k in gates], axis=1)
 
     return init
 
@@ -90,7 +93,7 @@ def _by_gate(units: int) -> Any:
 def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> MemoryTorso:
     """The torso for observations like `observation`. Raises ConfigError where what sees them has a memory too, or cannot."""
     seen = torso_before(config.torso, observation=observation, dtype=dtype)
-    module = Recurrent(seen, config.cell, config.units, dtype)
+    module = Recurrent(seen, config.cell, config.units, dtype, config.initialiser)
 
     def carry(num_envs: int) -> PyTree:
         return tuple(jnp.zeros((num_envs, config.units), jnp.float32) for _ in range(1 if config.cell == "gru" else 2))

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rlexp.config import ConfigError, Count, Flag, Host, Part, schema
 from rlexp.networks.base import MemoryTorso, layer_norm, torso_before
 from rlexp.networks.dense import Dense, add_bias, product
-from rlexp.networks.initializers import zeros
+from rlexp.networks.initializers import Initialiser, gain, zeros
 from rlexp.networks.multilinear import multilinear
 from rlexp.types import PyTree
 
@@ -47,6 +47,8 @@ class Config:
     """Rows before its own that a layer sees of each environment; so many are remembered."""
     remat: Flag
     """Compute the activations again in the backward pass instead of keeping them: less memory, more time."""
+    initialiser: Initialiser = "orthogonal"
+    """How kernels of attention and of dense layers start; those of what is before them by `network.torso.initialiser`."""
     torso: Part
     """What sees each observation, before the layers: a network without a memory. `network@network.torso=cnn` puts another there."""
 
@@ -67,6 +69,7 @@ class Block(nn.Module):
     context: int
     scale: float  # of what is added to x
     dtype: DTypeLike
+    initialiser: Initialiser
 
     @nn.compact
     def __call__(
@@ -79,7 +82,7 @@ class Block(nn.Module):
         units = x.shape[-1]
 
         def dense(size: int, name: str, scale: float = 1.0) -> Dense:
-            return Dense(size, scale, self.dtype, name=name)
+            return Dense(size, scale, self.dtype, name=name, initialiser=self.initialiser)
 
         def bias(name: str) -> Array:
             return self.param(name, zeros, (units,), jnp.float32)
@@ -93,7 +96,9 @@ class Block(nn.Module):
         )
         attended = _attend(queries, keys, values, distance, seen).swapaxes(0, 1)
         x = x + dense(units, "attended", self.scale)(attended)
-        x = x + dense(units, "down", self.scale)(nn.gelu(dense(self.hidden, "up", math.sqrt(2))(layer_norm(x))))
+        x = x + dense(units, "down", self.scale)(
+            nn.gelu(dense(self.hidden, "up", gain(self.initialiser))(layer_norm(x)))
+        )
         return x, key, value
 
 
@@ -108,15 +113,22 @@ class Transformer(nn.Module):
     context: int
     remat: bool
     dtype: DTypeLike
+    initialiser: Initialiser
 
     @nn.compact
     def __call__(self, memory: Memory, obs: PyTree, first: Bool[Array, "T B"]) -> tuple[Float[Array, "T B D"], Memory]:
-        x = Dense(self.units, 1.0, self.dtype, name="read")(self.torso(obs))
+        x = Dense(self.units, 1.0, self.dtype, name="read", initialiser=self.initialiser)(self.torso(obs))
         seen, length = _seen(memory.length, first.T, self.context)
         block, new = nn.remat(Block) if self.remat else Block, []
         for i in range(self.layers):
             made = block(
-                self.heads, self.hidden, self.context, (2 * self.layers) ** -0.5, self.dtype, name=f"layer_{i}"
+                self.heads,
+                self.hidden,
+                self.context,
+                (2 * self.layers) ** -0.5,
+                self.dtype,
+                self.initialiser,
+                name=f"layer_{i}",
             )
             x, *made_of_rows = made(x, memory.key[:, :, i], memory.value[:, :, i], seen)
             new.append(made_of_rows)
@@ -197,7 +209,7 @@ def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> MemoryTors
         )
     torso = torso_before(config.torso, observation=observation, dtype=dtype)
     sizes = (config.units, config.layers, config.heads, config.hidden, config.context)
-    module = Transformer(torso, *sizes, config.remat, dtype)
+    module = Transformer(torso, *sizes, config.remat, dtype, config.initialiser)
 
     def carry(num_envs: int) -> Memory:
         shape = (num_envs, config.context, config.layers, config.units)

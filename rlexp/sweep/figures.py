@@ -110,7 +110,8 @@ def lineage(population: Population) -> go.Figure:
         ]
     )
     _lay_out(figure, height=120 + 14 * min(len(names), MAX_MEMBERS))
-    figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0)
+    last = max(s.end for s in drawn)
+    figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0, range=[0, 1.02 * last])
     every = math.ceil(len(names) / 32)
     shown = sorted(names)[::every]
     figure.update_yaxes(title_text="job", tickvals=shown, ticktext=[names[i] for i in shown], showgrid=False)
@@ -150,15 +151,17 @@ def _drawn(population: Population) -> list[Stretch]:
 
 
 def _lines(drawn: Sequence[Stretch], *, copied: bool = False) -> dict[str, Any]:
-    """Each stretch along its member; or the steps from parents to those that began as their copies."""
-    x: list[int | None] = []
+    """Each stretch along its member; or the way from parents to those that began as their copies: aslant, or all would be one."""
+    x: list[float | None] = []
     y: list[int | None] = []
     for s in drawn:
+        is_copy = bool(s.generation) and s.parent != s.member
+        there = s.begin + (s.end - s.begin) / 3 * is_copy
         if not copied:
-            x += [s.begin, s.end, None]
+            x += [there, s.end, None]
             y += [s.member, s.member, None]
-        elif s.generation and s.parent != s.member:
-            x += [s.begin, s.begin, None]
+        elif is_copy:
+            x += [s.begin, there, None]
             y += [s.parent, s.member, None]
     return {"x": x, "y": y, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
 

@@ -16,6 +16,7 @@ from rlexp.config import Config, ConfigError, as_read, load_module, parse
 from rlexp.storage import store
 from rlexp.sweep import places
 from rlexp.sweep.compositions import Compositions
+from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, fingerprint, grouped, name, without_launcher
 
@@ -212,7 +213,7 @@ def _alone(job: Job, task: Callable[[DictConfig], Any]) -> Callable[[DictConfig]
             return task(config)
         except (Exception, SystemExit) as error:
             words, _ = endings.words(error, run_dir=job.dir)
-            raise JobFailed(f"job {job.number} ({' '.join(job.overrides)}): {words}") from error
+            raise JobFailed(f"job {job.number} ({' '.join(shown(job.overrides))}): {words}") from error
 
     return told
 
@@ -221,7 +222,7 @@ def _as_it_ended(entry: Entry) -> Callable[[DictConfig], Any]:
     def task(config: DictConfig) -> float | None:
         del config
         if entry.status == "failed":
-            raise JobFailed(f"job {entry.number} ({' '.join(entry.overrides)}): {entry.error}")
+            raise JobFailed(f"job {entry.number} ({' '.join(shown(entry.overrides))}): {entry.error}")
         return entry.objective
 
     return task

@@ -135,8 +135,9 @@ def _sweep(
             for i in range(0, len(jobs), size := plugin.max_batch_size or len(jobs)):
                 returned.append(plugin.launcher.launch(jobs[i : i + size], initial_job_idx=first + i))
         except ConfigError:
-            # Nothing of this batch has been started. Where it is some trials that are no valid runs, others take their places.
-            if not sweeper.space:
+            # Nothing of this batch has been started. Where it is some trials that are no valid runs, others take their places,
+            # unless trials differ in nothing that can make a run invalid.
+            if not sweeper.space or has_grid:
                 raise
             verdicts |= {t: _why_not(plugin, [[*job, *t] for job in grid]) for t in trials if t not in verdicts}
             refused = {t: Refused(why) for t in trials if (why := verdicts[t])}

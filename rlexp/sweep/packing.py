@@ -88,9 +88,15 @@ def apart(pack: Sequence[Job], num_processes: int, mode: PackMode) -> list[Seque
     """
     if num_processes == 1 or len(pack) == 1:
         return [pack]
-    if mode == "require" or pack[0].config.between is not None:
-        what = "launcher.pack: require" if mode == "require" else "between: it acts on members of one program"
-        raise ConfigError(f"{what}, but over {num_processes} hosts each job trains alone; allowed: auto|off|require")
+    if pack[0].config.between is not None:
+        raise ConfigError(
+            f"hardware: over {num_processes} hosts each job trains alone, and what acts between chunks (sweeper=pbt) acts on "
+            "members of one program; take a profile of one host"
+        )
+    if mode == "require":
+        raise ConfigError(
+            f"launcher.pack: require, but over {num_processes} hosts each job trains alone; allowed: auto|off|require"
+        )
     return [[job] for job in pack]
 
 

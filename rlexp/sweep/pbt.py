@@ -14,7 +14,7 @@ from rlexp.sameness import TRACED
 from rlexp.sources.base import is_host, stepping
 from rlexp.sweep.population import Factor, Fraction, written
 from rlexp.sweep.space import Space, draw, read
-from rlexp.sweep.sweepers import Batches, Refused, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import Batches, Sweep, Sweeper, Trial
 
 _GIVEN = ("population", "interval", "warmup", "selection", "fraction", "explore", "factor")  # on to each member
 
@@ -47,8 +47,13 @@ class Config:
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Raises ConfigError, also for what keeps the members from being one program."""
     _check(config, sweep)
-    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
     traced = _traced(sweep.config)
+    if not config.space and not sweep.intervals:
+        raise ConfigError(
+            "sweeper.space: empty; expected parameters, such as 'algo.hp.lr=tag(log, interval(1e-5, 1e-2))' on the command line; "
+            f"allowed: {', '.join(traced)}"
+        )
+    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
     for key in space:
         if key not in traced:
             raise ConfigError(
@@ -59,8 +64,6 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
 
     def batches() -> Batches:
         results = yield [member for members in populations for member in members]
-        if refused := [result for result in results if isinstance(result, Refused)]:
-            raise ConfigError(refused[0].why)
         everywhere = set(sweep.grid[0]).intersection(*sweep.grid)
         for first, job in zip(range(0, len(results), config.population), sweep.grid, strict=True):
             whose = [override for override in job if override not in everywhere]
@@ -73,7 +76,7 @@ def _members(config: Config, space: Space, number: int, job: Sequence[str], seed
     """The jobs of a population. Each has a seed of its own; that of the job multiplies them."""
     for override in job:
         if override_key(override) == "seed":
-            seed = int(float(override.partition("=")[2]))
+            seed = _seed(override.partition("=")[2])
     first = seed * config.population
     if first + config.population > 2**32:
         raise ConfigError(
@@ -88,6 +91,13 @@ def _members(config: Config, space: Space, number: int, job: Sequence[str], seed
         (*others, f"seed={first + member}", *draw(space, config.seed, first + member), *between)
         for member in range(config.population)
     ]
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"seed: {text!r} is not allowed; expected a whole number") from error
 
 
 def _text(value: Any) -> str:

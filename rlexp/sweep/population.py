@@ -26,6 +26,8 @@ from rlexp.sweep.lineage import GENERATION, PARENT, PREFIX
 from rlexp.sweep.space import Choices, Interval, Space
 from rlexp.training.between import Between, Exchange, Moment, Told
 
+_SAID = 8  # copies in a line
+
 Fraction = Annotated[Number, Field(gt=0, le=0.5)]
 Factor = Annotated[Number, Field(gt=0, lt=1)]
 
@@ -108,7 +110,7 @@ def make(config: Config) -> Between:
                 rng = _rng(config, moment, "explore", member, p.key)
                 told[member][_name(p.key)] = _explored(config, p, told[member][_name(p.key)], rng)
         settings = {p.key: [one[_name(p.key)] for one in told] for p in parameters}
-        return Exchange(parents, settings, told)
+        return Exchange(parents, settings, told, _words(moment, parents, told))
 
     return Between(
         exchange=exchange, begin=begin, check=lambda experiment, members: _check(config, experiment, members)
@@ -126,22 +128,22 @@ def _check(config: Config, experiment: Experiment, num_members: int) -> None:
         raise ConfigError(
             "eval.every_env_steps: null is not allowed with sweeper=pbt, which needs evaluations while it trains"
         )
-    interval = config.interval or every
+    interval, name = (config.interval, "sweeper.interval") if config.interval else (every, "eval.every_env_steps")
     if interval < update:
         raise ConfigError(
-            f"{'sweeper.interval' if config.interval else 'eval.every_env_steps'}: {interval} is not allowed; expected at least "
-            f"{update}, the environment steps of an update"
+            f"{name}: {interval} is not allowed; expected at least {update}, the environment steps of an update"
         )
     if interval % every:
         raise ConfigError(
             f"sweeper.interval: {interval} is not allowed; expected a multiple of eval.every_env_steps {every}, since returns are "
             f"compared; the nearest is {max(1, round(interval / every)) * every}"
         )
-    if interval >= experiment.total_env_steps:
-        raise ConfigError(
-            f"sweeper.interval: {interval} is not allowed; expected less than total_env_steps {experiment.total_env_steps}, or "
-            "nothing is ever exchanged"
-        )
+    for steps, key in ((interval, name), (config.warmup or 0, "sweeper.warmup")):
+        if steps >= experiment.total_env_steps:
+            raise ConfigError(
+                f"{key}: {steps} is not allowed; expected less than total_env_steps {experiment.total_env_steps}, or nothing is "
+                "ever exchanged"
+            )
     source = experiment.source_of(experiment.settings)
     if Place.HOST in jax.tree.leaves(source.places):
         raise ConfigError(
@@ -177,6 +179,16 @@ def _parents(config: Config, moment: Moment) -> list[int]:
 def _rng(config: Config, moment: Moment, *what: object) -> random.Random:
     """A stream for each choice: a new parameter reshuffles no other."""
     return random.Random(":".join(map(str, (config.seed, moment.env_steps, *what))))
+
+
+def _words(moment: Moment, parents: Sequence[int], told: Sequence[Told]) -> str:
+    """One line of an exchange: `generation 3 at 1,280 steps: 4 of 16 members begin as copies: 0 of 5, 3 of 5, 7 of 2, …`."""
+    copies = [f"{member} of {parent}" for member, parent in enumerate(parents) if parent != member]
+    if not copies:
+        return ""
+    listed = ", ".join(copies[:_SAID]) + (", …" if len(copies) > _SAID else "")
+    when = f"generation {int(told[0][GENERATION])} at {moment.env_steps:,} steps"
+    return f"{when}: {len(copies)} of {len(parents)} members begin as copies: {listed}"
 
 
 # --- with which settings -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from rlexp.overrides import override_key
 from rlexp.report import explorer
 from rlexp.report.found import Finder, Run
 from rlexp.sweep import figures, worker
-from rlexp.sweep.lineage import Population
+from rlexp.sweep.lineage import Population, shown
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.results import (
     SEED,
@@ -371,7 +371,7 @@ def _failures(results: Results) -> str:
     if not failed:
         return _section("Failures", "No job has failed.", "")
     rows = [
-        f'<tr><td class="number">{job.number}</td><td>{html.escape(shlex.join(job.overrides))}</td>'
+        f'<tr><td class="number">{job.number}</td><td>{html.escape(shlex.join(shown(job.overrides)))}</td>'
         f'<td class="number">{job.attempt}</td><td class="error">{html.escape(last_line(job.error))}</td></tr>'
         for job in failed
     ]

@@ -200,7 +200,11 @@ def reproduce(results: Results, configuration: Configuration) -> str:
     own_files = [] if args.config_dir is None else ["--config-dir", str(origin.place / args.config_dir)]
     own_files += [o for o in args.overrides if override_key(o) == "hydra.searchpath"]
     if is_population(configuration.jobs[0].overrides):
-        own = [_as_in(configuration, o) for o in args.overrides if override_key(o).split(".")[0] != "hydra"]
+        own = [
+            _as_in(configuration, o)
+            for o in args.overrides
+            if override_key(o).split(".")[0] not in ("hydra", "launcher")
+        ]
         return shlex.join(["python", "-m", "rlexp", "-m", *own_files[:2], *own])
     words = [*own_files, *(o for o in _own(configuration.jobs[0]) if override_key(o) != SEED)]
     seeds = [settings_of(job)[SEED] for job in configuration.jobs if SEED in settings_of(job)]

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rlexp.machine.stop import Stop
 from rlexp.sweep import worker
+from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import OVER, Entry, Manifest
 from rlexp.sweep.worker import Task
 
@@ -132,4 +133,7 @@ def show(entry: Entry) -> None:
         ["finished", "pruned"], "" if entry.objective is None else f": {entry.objective:.4g}"
     )
     what["failed"] = f": {entry.error}"
-    print(f"job {entry.number} ({' '.join(entry.overrides)}): {entry.status}{what.get(entry.status, '')}", flush=True)
+    print(
+        f"job {entry.number} ({' '.join(shown(entry.overrides))}): {entry.status}{what.get(entry.status, '')}",
+        flush=True,
+    )

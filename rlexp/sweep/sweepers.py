@@ -45,4 +45,5 @@ class Sweeper(NamedTuple):
 
     space: Space
     batches: Batches
-    grid: Sequence[Sequence[str]] | None = None  # null: the command line's; else the trials have all of that in them
+    # None: the command line's multiplies the trials. Else they have all of that in them; then no trial is refused alone.
+    grid: Sequence[Sequence[str]] | None = None

@@ -40,6 +40,7 @@ class Exchange(NamedTuple):
     parents: Sequence[int]  # of each member, whom it goes on from: itself, if it goes on as it is
     settings: Mapping[str, Sequence[float]]  # {path of a traced setting: [members]}, as a configuration has it
     told: Sequence[Told]
+    words: str = ""  # for people, where anything was copied
 
 
 class Between(NamedTuple):

@@ -30,6 +30,8 @@ def acting(hook: Between, traced: Traced, pack: Pack) -> Act:
         if found is None:
             return run
         pack.told = [dict(told) for told in found.told]
+        if found.words:
+            pack.progress.note(found.words)
         return copy(run, np.asarray(found.parents, np.int32), _scaled(found, pack))
 
     return act

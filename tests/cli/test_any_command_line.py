@@ -46,6 +46,7 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["-m", "launcher=tpu_vm"]), ["output_root"]),
     (Line(["launcher=slurm", "hydra.run.dir=."]), ["launcher"]),
     (Line(["launcher=tpu_vm"]), ["output_root"]),
+    (Line(["seed=1", "seed=2", "launcher=slurm"]), ["slurm"]),
     (Line(["-m", "resume=x"]), ["resume", "'x'", "-m"]),
     (Line(["~algo.module"]), ["algo", "module"]),
     (Line(["algo.module=null"]), ["algo", "module"]),
@@ -180,7 +181,7 @@ def test_taken(line, wanted, tmp_path):
     assert ended.code == 0, ended
     assert wanted in (tmp_path / "work/here/config.yaml").read_text()
     if "algo=dqn" in line.arguments:
-        assert ended.err == "rlexp: algo is given twice, algo=ppo and algo=dqn: the last counts\n"
+        assert ended.out.startswith("algo is given twice, algo=ppo and algo=dqn: the last counts\n") and not ended.err
 
 
 @pytest.mark.parametrize("mode", [[], ["-m"]])

@@ -24,6 +24,7 @@ ALGORITHMS = [
     pytest.param(("algo=ppo", "network=transformer", *TINY), marks=pytest.mark.slow),
     pytest.param(("algo=r2d2", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow),
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
+    pytest.param(("algo=ppo", "algo.normalize_rewards=true"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
     pytest.param(("algo=impala",), marks=pytest.mark.slow),
     pytest.param(("algo=dqn",), marks=pytest.mark.slow),

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
-from rlexp.config import ConfigError, load_module, parse
+from rlexp import compose
+from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.networks import cnn, mlp
-from rlexp.networks.base import flatten_obs, split_image
-from rlexp.networks.initializers import orthogonal
+from rlexp.networks.base import flatten_obs, net, split_image
+from rlexp.networks.initializers import kernels, orthogonal
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "network"
 
@@ -265,3 +266,46 @@ def test_an_unknown_activation_names_the_nearest():
     node = yaml.safe_load((CONF / "mlp.yaml").read_text()) | {"activation": "rely"}
     with pytest.raises(ConfigError, match=r'network\.activation: .*did you mean "relu"'):
         parse(node, mlp.Config, "network")
+
+
+VARIANCES = {"lecun": lambda i, o: 1 / i, "he": lambda i, o: 2 / i, "glorot": lambda i, o: 2 / (i + o)}
+
+
+@pytest.mark.parametrize("law", ["normal", "uniform"])
+@pytest.mark.parametrize("name", VARIANCES)
+def test_other_initialisers_have_the_variance_of_their_name(name, law):
+    """In a dense layer and in a convolution, whose inputs are all that a window sees; without the gain of orthogonal ones."""
+    torso = build("cnn", features=[32, 64], hidden=[256], initialiser=f"{name}_{law}")
+    params = jax.jit(torso.init)(jax.random.key(0), draw(IMAGE))["params"]
+    for layer, inputs, outputs in (("Conv_1", 2 * 2 * 32, 2 * 2 * 64), ("Dense_0", 2 * 2 * 64, 256)):
+        kernel = np.asarray(params[layer]["kernel"])
+        expected = VARIANCES[name](inputs, outputs)
+        np.testing.assert_allclose([kernel.var() / expected, kernel.mean() / math.sqrt(expected)], [1, 0], atol=0.1)
+        assert (np.abs(kernel).max() <= math.sqrt(3 * expected)) == (law == "uniform")
+        np.testing.assert_array_equal(params[layer]["bias"], 0)
+
+
+def test_a_scale_multiplies_every_initialiser():
+    keys = [jax.random.key(3)] * 2
+    for name in ("orthogonal", "lecun_normal", "glorot_uniform"):
+        one, ten = (
+            kernels(name, scale)(key, (6, 4), jnp.float32) for key, scale in zip(keys, (1.0, 10.0), strict=True)
+        )
+        np.testing.assert_allclose(10 * one, ten, rtol=1e-6)
+
+
+@pytest.mark.parametrize("network", sorted(path.stem for path in CONF.glob("*.yaml")))
+def test_every_network_has_the_choice_for_all_its_kernels_and_is_orthogonal_by_default(network):
+    observation = struct(5, 5, 2) if network == "cnn" else VECTOR
+    before = ["network.torso.initialiser=lecun_normal"] * (network in ("gru", "lstm", "transformer"))
+
+    def decompositions(*overrides):
+        node, _ = compose.compose_node([f"network={network}", "logger=quiet", *overrides])
+        if not overrides:
+            del node["network"]["initialiser"]  # as in a config.yaml of before
+        config = parse(node, Config)[0].network
+        functions = net(load_module(config.module, "network").make(config, observation=observation, dtype=jnp.float32))
+        return str(jax.make_jaxpr(functions.init)(jax.random.key(0), draw(observation, 1))).count("= qr[")
+
+    assert decompositions() > 0
+    assert decompositions("network.initialiser=lecun_normal", *before) == 0

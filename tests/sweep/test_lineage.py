@@ -42,7 +42,15 @@ def sweep(tmp_path) -> Path:
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         manifest.change([number], again=True, status="finished", objective=GENERATIONS[-1][1][member])
     manifest.remember(
-        "command", ["-m", "sweeper=pbt", "algo.num_envs=4,8", "algo.hp.lr=interval(1e-5,1e-2)", "hydra.sweep.dir=x"]
+        "command",
+        [
+            "-m",
+            "sweeper=pbt",
+            "algo.num_envs=4,8",
+            "algo.hp.lr=interval(1e-5,1e-2)",
+            "hydra.sweep.dir=x",
+            "launcher.workers=2",
+        ],
     )
     manifest.remember("cwd", "/somewhere")
     return tmp_path

@@ -14,12 +14,16 @@ import pytest
 from support import StopAfter, assert_same, build, rows, saved
 from training import traced_parts
 
-from rlexp import compose, experiment, loading
+from rlexp import compose, experiment, loading, session
 from rlexp.config import Config as WholeConfig
 from rlexp.config import ConfigError, parse
 from rlexp.machine.stop import Stop
-from rlexp.sweep import pbt
+from rlexp.sources.base import Place
+from rlexp.storage import checkpoint, store
+from rlexp.sweep import packs, pbt
 from rlexp.sweep.lineage import GENERATION, PARENT
+from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.packing import Job, apart
 from rlexp.sweep.population import Config, make, written
 from rlexp.sweep.space import Choices, Interval
 from rlexp.sweep.sweepers import Sweep, Sweeper
@@ -72,6 +76,7 @@ def test_truncation_copies_the_best_over_the_worst():
     assert {found.parents[1], found.parents[7]} <= {2, 6}
     assert [one[PARENT] for one in found.told] == list(found.parents)
     assert {one[GENERATION] for one in found.told} == {1}
+    assert found.words.startswith("generation 1 at 1,000 steps: 2 of 9 members begin as copies: 1 of ")
     seeds = [make(config(9, seed=seed)).exchange(moment(returns)) for seed in range(20)]
     assert {found.parents[1] for found in seeds if found} == {2, 6}
 
@@ -91,7 +96,7 @@ def test_a_tournament_is_of_pairs():
 @pytest.mark.parametrize("selection", ["truncation", "tournament"])
 def test_equals_are_left_alone(selection):
     found = make(config(4, selection=selection)).exchange(moment([2, 2, 2, 2]))
-    assert found is not None and list(found.parents) == [0, 1, 2, 3]
+    assert found is not None and list(found.parents) == [0, 1, 2, 3] and not found.words
     assert found.told[3][f"population/{LR}"] == 1e-3
 
 
@@ -292,6 +297,9 @@ def test_what_is_asked_for_anew_counts_more_than_what_a_member_has_now():
 
 def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, tmp_path):
     assert [s["status"] for s in trained(tmp_path, traced, stop=StopAfter(3))] == ["stopped"] * 4
+    meta = checkpoint.latest_meta(store.checkpoints(tmp_path / "pack"))
+    of_one = checkpoint.latest_meta(store.checkpoints(tmp_path / "2"))  # which points to its pack
+    assert meta is not None and of_one is not None and of_one["told"] == [meta["told"][2]]
     trained(tmp_path, traced, stop=StopAfter(1), resume=True)
     assert [s["status"] for s in trained(tmp_path, traced, resume=True)] == ["finished"] * 4
     for i in range(4):
@@ -365,10 +373,12 @@ def test_a_population_that_cannot_be_is_told_in_a_line(more, told, tmp_path):
 
 
 def test_nothing_is_left_of_what_was_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"sweeper\.space: empty"):
+    with pytest.raises(ConfigError, match=r"sweeper\.space: empty; .*allowed: .*algo\.hp\.lr, "):
         search(tmp_path / "sweep", *LINE[:2])
     with pytest.raises(ConfigError, match=r"sweeper\.space\.algo\.num_epochs: it shapes the program"):
         search(tmp_path / "sweep", *LINE, "algo.num_epochs=interval(1, 4)")
+    with pytest.raises(ConfigError, match=r"seed: 'x' is not allowed; expected a whole number"):
+        search(tmp_path / "sweep", *LINE, "seed=0,x")
     assert not (tmp_path / "sweep").exists()
 
 
@@ -380,6 +390,7 @@ def small():
 @pytest.mark.parametrize(
     ("interval", "every", "told"),
     [
+        (None, 640, r"eval\.every_env_steps: 640 is not allowed; expected less than total_env_steps 320"),
         (16, 16, r"sweeper\.interval: 16 is not allowed; expected at least 32"),
         (None, 16, r"eval\.every_env_steps: 16 is not allowed; expected at least 32"),
         (100, 64, r"sweeper\.interval: 100 .*multiple of eval\.every_env_steps 64.*the nearest is 128"),
@@ -395,3 +406,43 @@ def test_an_interval_that_cannot_be_is_told(interval, every, told, small):
     with pytest.raises(ConfigError, match=told):
         hook.check(one, 4)
     hook.check(one, 1)  # it is gone on with alone
+
+
+def test_a_warmup_without_an_end_and_a_memory_of_the_host_are_told(small):
+    with pytest.raises(
+        ConfigError, match=r"sweeper\.warmup: 320 is not allowed; expected less than total_env_steps 320"
+    ):
+        make(config(4, warmup=320)).check(small, 4)
+    source = small.source_of(small.settings)._replace(places=Place.HOST)
+    with pytest.raises(ConfigError, match=r"algo\.source: it keeps data in the host's memory"):
+        make(config(4)).check(small._replace(source_of=lambda settings: source), 4)
+
+
+def test_a_population_is_not_taken_apart(small, tmp_path, monkeypatch):
+    """Neither over several hosts, nor where memory is short."""
+    node = small.node | {"between": vars(config(4))}
+    built = experiment.build(node)
+    pack = [Job(i, (f"seed={i}",), node, built.config, built.modules, tmp_path / str(i)) for i in range(4)]
+    with pytest.raises(ConfigError, match=r"hardware: over 2 hosts each job trains alone"):
+        apart(pack, 2, "auto")
+    manifest = Manifest(tmp_path)
+    for job in pack:
+        manifest.add(job.number, job.overrides)
+
+    def small_memory(members, **how):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(packs, "train_pack", small_memory)
+    packs.train(pack, tmp_path, manifest, stop=Stop(), programs=packs.Programs())
+    assert [job.status for job in manifest.jobs()] == ["failed"] * 4
+    assert all("out of memory" in str(job.error) for job in manifest.jobs())
+
+
+def test_it_is_told_before_anything_is_made():
+    """By the process that trains, and by the one that only hands over."""
+    node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK])
+    node["between"] = vars(config(4, interval=100))
+    read, modules = parse(node, WholeConfig)
+    with pytest.raises(ConfigError, match=r"sweeper\.interval: 100 is not allowed; expected a multiple"):
+        session.prepare(node, read, modules, None, num_members=4)
+    session.prepare(node, read, modules, None)
