@@ -54,7 +54,7 @@ def test_what_is_offered(line):
 
 def test_it_looks_where_hydra_looks():
     assert completion._CONF == compose.CONF_DIR
-    groups = set(completion._groups([])) - {"experiment", "replay"}  # of which nothing need be chosen
+    groups = set(completion._groups([])) - {"between", "experiment", "replay"}  # of which nothing need be chosen
     assert groups == {name for name, _ in completion._chosen([]).items()}
 
 
