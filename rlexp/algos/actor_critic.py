@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from rlexp.algos import continuous
 from rlexp.algos.base import TorsoOf
 from rlexp.algos.policy import policy_head
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import MemoryTorso, SharedTrunk, net
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
-from rlexp.types import Continuous, EnvSpec, Key, PyTree, TimeStep
+from rlexp.types import Continuous, EnvSpec, Key, PyTree, TimeStep, Trajectory
 
 
 class Policy(NamedTuple):
@@ -44,18 +45,24 @@ class ActorCritic(NamedTuple):
     distribution: Callable[[PyTree, Any, PyTree], Any]  # (params, what they see, obs) -> over actions
     value: Callable[[PyTree, Any], jax.Array]
     normalise: Callable[[PyTree, PyTree], PyTree]  # (statistics, obs) -> obs as the network is given them
-    flat: Callable[[jax.Array], jax.Array]  # continuous actions as vectors: [..., *shape] -> [..., D]
+    drawn: Callable[[Trajectory], jax.Array]  # what was drawn where it acted; of continuous actions a vector, [..., D]
     remembers: bool
     # The functions of an Algorithm
     policy: Callable[[State, bool], Policy]
     carry: Callable[[int], PyTree]
-    act: Callable[[Policy, PyTree, TimeStep, Key], tuple[jax.Array, PyTree, dict]]  # extras: the log-probability
+    act: Callable[[Policy, PyTree, TimeStep, Key], tuple[jax.Array, PyTree, dict]]  # extras: the log-probability, ...
 
 
-def actor_critic(spec: EnvSpec, torso_of: TorsoOf, *, dtype: Any, normalize_observations: bool) -> ActorCritic:
-    """On torsos of their own, or on one where that remembers or is shared."""
-    pi_head = policy_head(spec)
+def actor_critic(
+    spec: EnvSpec, torso_of: TorsoOf, *, dtype: Any, normalize_observations: bool, squash: bool = False
+) -> ActorCritic:
+    """On torsos of their own, or on one where that remembers or is shared.
+
+    `squash`: continuous actions are a Gaussian's tanh, within their bounds. Raises ConfigError where these are infinite.
+    """
+    pi_head = policy_head(spec, squash=squash)
     continuous_shape = spec.action.shape if isinstance(spec.action, Continuous) else None
+    bounds = continuous.bounds(spec, "algo.action_bounds=squash") if squash and continuous_shape is not None else None
     torso = torso_of(spec, memory=True)
     trunk, remembers = net(torso), isinstance(torso, MemoryTorso)
     shared = isinstance(torso, MemoryTorso | SharedTrunk)
@@ -81,9 +88,12 @@ def actor_critic(spec: EnvSpec, torso_of: TorsoOf, *, dtype: Any, normalize_obse
         value: Any = critic.apply(params["critic"], features)
         return value[..., 0]
 
-    def flat(action: jax.Array) -> jax.Array:
+    def drawn(trajectory: Trajectory) -> jax.Array:
+        action = trajectory.action
         if continuous_shape is None:
             return action
+        if bounds is not None:
+            return trajectory.extras["drawn"]
         return action.reshape(*action.shape[: action.ndim - len(continuous_shape)], pi_head.num_outputs)
 
     def init(actor_key: Key, critic_key: Key) -> dict[str, Any]:
@@ -108,8 +118,10 @@ def actor_critic(spec: EnvSpec, torso_of: TorsoOf, *, dtype: Any, normalize_obse
         pi = distribution(policy.params, features, obs)
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         extras = {"log_prob": pi.log_prob(action)}
-        if continuous_shape is not None:
+        if bounds is not None:
+            action, extras = bounds.from_unit(jnp.tanh(action)), extras | {"drawn": action}
+        elif continuous_shape is not None:
             action = action.reshape(*action.shape[:-1], *continuous_shape)
         return action, carry, extras
 
-    return ActorCritic(init, window, distribution, value_of, normalise, flat, remembers, policy, trunk.carry, act)
+    return ActorCritic(init, window, distribution, value_of, normalise, drawn, remembers, policy, trunk.carry, act)

@@ -182,7 +182,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         windows = Rows(
             obs=parts.normalise(state.normaliser, trajectory.obs),
             first=trajectory.first,
-            action=parts.flat(trajectory.action),
+            action=parts.drawn(trajectory),
             log_prob=trajectory.extras["log_prob"],
             reward=trajectory.reward,
             discount=trajectory.discount,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlexp.algos import common
-from rlexp.ops.distributions import Categorical, DiagonalNormal, masked, multi_categorical
+from rlexp.ops.distributions import BeforeTanh, Categorical, DiagonalNormal, masked, multi_categorical
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete
 
 
@@ -20,12 +20,15 @@ class PolicyHead(NamedTuple):
     distribution: Callable[[Any, Any, Any], Any]  # (outputs [..., num_outputs], log_std, obs) -> over actions
 
 
-def policy_head(spec: EnvSpec) -> PolicyHead:
-    """The head for a spec: one choice, several independent ones, or independent numbers. Masks forbid choices."""
+def policy_head(spec: EnvSpec, *, squash: bool = False) -> PolicyHead:
+    """The head for a spec: one choice, several independent ones, or independent numbers. Masks forbid choices.
+
+    `squash`: numbers are told as a `BeforeTanh`, which the bounds are to be put to.
+    """
     action = spec.action
     if isinstance(action, Continuous):
         size = math.prod(action.shape)
-        return PolicyHead(size, size, _normal(action))
+        return PolicyHead(size, size, _before_tanh if squash else _normal(action))
 
     def distribution(outputs: Any, log_std: Any, obs: Any) -> Any:
         del log_std
@@ -49,3 +52,8 @@ def _normal(action: Continuous) -> Callable[[Any, Any, Any], DiagonalNormal]:
     return lambda outputs, log_std, obs: DiagonalNormal(
         middle + scale * outputs, jnp.broadcast_to(log_std + log_scale, outputs.shape)
     )
+
+
+def _before_tanh(outputs: Any, log_std: Any, obs: Any) -> BeforeTanh:
+    del obs
+    return BeforeTanh(DiagonalNormal(outputs, jnp.broadcast_to(log_std, outputs.shape)))

@@ -71,6 +71,8 @@ class Config:
     """Learning rate falls linearly to 0 at total_env_steps."""
     clip_value: Flag
     """Clip the value loss around the old value."""
+    action_bounds: Literal["clip", "squash"] = "clip"
+    """Of continuous actions. clip: a Gaussian knows no bounds, and the environment gets what lies within; squash: its tanh does."""
     normalize_observations: Flag
     """Scale float observations by their running mean and deviation."""
     normalize_rewards: Flag = False
@@ -102,7 +104,8 @@ class Rows(NamedTuple):
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
-    parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=config.normalize_observations)
+    squash, observations = config.action_bounds == "squash", config.normalize_observations
+    parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=observations, squash=squash)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
@@ -179,7 +182,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         rows = Rows(
             obs=jax.tree.map(lambda x: x[:-1], obs),
             first=trajectory.first[:-1] if parts.remembers else (),
-            action=parts.flat(trajectory.action[:-1]),
+            action=parts.drawn(trajectory)[:-1],
             log_prob=trajectory.extras["log_prob"][:-1],
             value=value[:-1],
             advantage=advantage,

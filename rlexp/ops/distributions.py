@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rlexp.types import Key
 
 # Log-weight of a forbidden action. Finite, so that 0 · log 0 is 0 and no gradient is NaN; exp of it is exactly 0.
 _FORBIDDEN = -1e9
+
+_NODES = 16  # at which the integral of an entropy is summed
 
 
 class Categorical(NamedTuple):
@@ -118,8 +121,36 @@ class SquashedNormal(NamedTuple):
         noise = jax.random.normal(key, self.mean.shape, jnp.float32)
         before = self.mean + jnp.exp(self.log_std) * noise
         normal = -0.5 * jnp.square(noise) - self.log_std - 0.5 * math.log(2 * math.pi)
-        stretch = 2.0 * (math.log(2.0) - before - jax.nn.softplus(-2.0 * before))  # log(1 - tanh^2), exactly
-        return jnp.tanh(before), jnp.sum(normal - stretch, axis=-1)
+        return jnp.tanh(before), jnp.sum(normal - _log_slope(before), axis=-1)
+
+
+class BeforeTanh(NamedTuple):
+    """tanh of a DiagonalNormal, each vector told by u, what it is the tanh of.
+
+    The density of the vector is that of u times a factor that no parameter is in, which drops out of ratios of densities.
+    """
+
+    normal: DiagonalNormal
+
+    def mode(self) -> Float[Array, "*N D"]:
+        """u of the median of each entry."""
+        return self.normal.mode()
+
+    def sample(self, key: Key) -> Float[Array, "*N D"]:
+        """u of one draw for each leading index."""
+        return self.normal.sample(key)
+
+    def log_prob(self, u: Float[Array, "*N D"]) -> Float[Array, "*N"]:
+        """Of u."""
+        return self.normal.log_prob(u)
+
+    def entropy(self) -> Float[Array, "*N"]:
+        """Of the vectors, in nats: that of u, and the mean logarithm of tanh's slope there, by Gauss and Hermite's rule."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+        mean, log_std = self.normal
+        u = mean + jnp.exp(log_std) * jnp.asarray(nodes, jnp.float32).reshape(-1, *[1] * mean.ndim)
+        slope = jnp.tensordot(jnp.asarray(weights / weights.sum(), jnp.float32), _log_slope(u), 1)
+        return self.normal.entropy() + jnp.sum(slope, axis=-1)
 
 
 def masked(logits: Float[Array, "*N A"], mask: Bool[Array, "*N A"]) -> Categorical:
@@ -144,6 +175,11 @@ def multi_categorical(
     return MultiCategorical(
         tuple(Categorical(logits[part]) if mask is None else masked(logits[part], mask[part]) for part in parts)
     )
+
+
+def _log_slope(u: Float[Array, "*N"]) -> Float[Array, "*N"]:
+    """log(1 - tanh(u)^2), exactly."""
+    return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
 def _log_probs(logits: Float[Array, "*N A"]) -> Float[Array, " A *N"]:

@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from algos import toys
 
+from rlexp import compose, experiment
+from rlexp.config import ConfigError
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
-from rlexp.types import Batch, Trajectory
+from rlexp.types import Batch, TimeStep, Trajectory
 
 T, B = 12, 8
 ONE_STEP = ("algo=ppo", f"algo.num_envs={B}", f"algo.num_steps={T}", "algo.num_epochs=1", "algo.num_minibatches=1")
@@ -97,3 +100,66 @@ def test_the_loss_and_its_gradient_are_of_the_papers(normalised, shared):
     np.testing.assert_allclose(metrics["loss/explained_variance"].sum, unexplained, rtol=1e-4)
     gradient = jnp.concatenate([x.ravel() for x in jax.tree.leaves(jax.grad(loss)(state.params))])
     np.testing.assert_allclose(metrics["loss/grad_norm"].sum, jnp.linalg.norm(gradient), rtol=1e-4)
+
+
+def test_squashed_actions_lie_within_their_bounds_and_have_the_ratio_of_their_densities():
+    """What is recorded is u; of the action atanh gives it back, and the density by the change of variables."""
+    made = toys.build(*ONE_STEP, "algo.action_bounds=squash", continuous=True)
+    functions, spec = made.experiment.algorithm, made.experiment.spec
+    state = made.begin(**HP)
+    state = state._replace(params=toys.shaken(state.params) | {"log_std": jnp.asarray([0.5, -1.0])})
+    seen = toys.numbers(toys.trajectory(0, T + 1, B)).obs
+    timestep = TimeStep(jax.tree.map(lambda x: x[0], seen), *[jnp.zeros((B,))] * 2, *[jnp.zeros((B,), bool)] * 2)
+
+    def acted(state, explore):
+        policy = functions.policy(state, explore)
+        return jax.jit(functions.act)(policy, functions.carry(B), timestep, jax.random.key(0))
+
+    action, _, extras = acted(state, True)
+    assert action.shape == (B, *spec.action.shape) and extras["drawn"].shape == (B, 2)
+    unit = (np.asarray(action, np.float64).reshape(B, 2) - 1.0) / 2.0  # of toys.LOW and toys.HIGH
+    assert (np.abs(unit) < 1).all() and np.abs(unit).max() > 0.8
+    np.testing.assert_allclose(np.arctanh(unit), extras["drawn"], atol=1e-3)
+
+    def density(state, log_prob):  # of the action
+        return np.asarray(log_prob) - np.log(2 * (1 - unit**2)).sum(-1)
+
+    greedy = np.asarray(acted(state, False)[2]["drawn"])
+    oracle = scipy.stats.norm(greedy, np.exp(np.asarray(state.params["log_std"])))
+    np.testing.assert_allclose(
+        density(state, extras["log_prob"]),
+        oracle.logpdf(np.arctanh(unit)).sum(-1) - np.log(2 * (1 - unit**2)).sum(-1),
+        rtol=1e-3,
+        atol=1e-2,
+    )
+
+
+def test_squashed_actions_are_learnt_from_as_they_were_drawn():
+    """The first gradient step is of the policy that acted: a ratio of 1 in all rows. Its deviation stays that of the draws."""
+    made = toys.build(*ONE_STEP, "algo.action_bounds=squash", "algo.normalize_advantages=false", continuous=True)
+    functions, source = made.experiment.algorithm, made.experiment.source_of(made.experiment.settings)
+    state = made.begin()
+
+    @jax.jit
+    def collected(state):
+        policy = functions.policy(state, True)
+        return jax.tree.map(lambda x: x[0], source.next(source.init(jax.random.key(1), policy), policy)[1])
+
+    batch = collected(state)
+    low, high = toys.LOW, toys.HIGH
+    rows = np.asarray(batch.trajectory.action)[:-1]
+    assert (rows > low).all() and (rows < high).all()
+    learnt, out = made.update(state, batch)
+    assert float(out.metrics["loss/approx_kl"].sum) == pytest.approx(0.0, abs=1e-4)
+    assert float(out.metrics["loss/clip_fraction"].sum) == 0
+    assert (np.asarray(learnt.params["log_std"]) != 0).any()
+    entropy = out.metrics["loss/entropy"]
+    assert 0 < float(entropy.sum / entropy.count) < 2 * np.log(2)
+
+
+def test_bounds_that_are_infinite_cannot_be_squashed_to(monkeypatch):
+    monkeypatch.setattr(toys, "HIGH", np.inf)
+    node, _ = compose.compose_node(["logger=quiet", "env=probe/action_reward", "algo.action_bounds=squash"])
+    node["env"] = {"module": toys.__name__, "continuous": True}
+    with pytest.raises(ConfigError, match=r"env: masked .* algo.action_bounds=squash needs finite bounds"):
+        experiment.build(node)

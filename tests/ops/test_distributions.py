@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from rlexp.ops.distributions import Categorical, DiagonalNormal, SquashedNormal, masked, multi_categorical
+from rlexp.ops.distributions import BeforeTanh, Categorical, DiagonalNormal, SquashedNormal, masked, multi_categorical
 
 LOGITS = jnp.log(jnp.asarray([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]], jnp.float32)) + 3.0  # need not be normalised
 MASK = jnp.asarray([[True, False, True, False], [False, False, True, False], [True, True, True, True]])
@@ -154,3 +154,24 @@ def test_the_density_of_a_squashed_normal_sums_to_one():
     action, log_prob = dist.sample_and_log_prob(jax.random.key(0))
     inside = np.abs(np.asarray(action)[:, 0]) < 0.9
     assert np.mean(np.where(inside, np.exp(-log_prob), 0.0)) == pytest.approx(1.8, rel=0.02)
+
+
+@pytest.mark.parametrize("log_std", [-3.0, -1.0, 0.0, 0.7])
+@pytest.mark.parametrize("mean", [0.0, 1.0, -3.0])
+def test_the_entropy_of_a_tanh_is_that_of_its_draws(mean, log_std):
+    """By a fine sum over u; and its gradient, which ends the growth of a deviation that fills the bounds."""
+
+    def exact(log_std):
+        std, z = np.exp(log_std), np.linspace(-9, 9, 20_001)
+        slope = 2 * (np.log(2) - np.logaddexp(mean + std * z, -mean - std * z))
+        return log_std + 0.5 * np.log(2 * np.pi * np.e) + np.sum(slope * scipy.stats.norm.pdf(z)) * (z[1] - z[0])
+
+    def entropy(log_std):
+        return BeforeTanh(DiagonalNormal(jnp.full((2, 3), mean), jnp.full((2, 3), log_std))).entropy()[1]
+
+    found, slope = jax.jit(jax.value_and_grad(entropy))(jnp.float32(log_std))
+    assert found == pytest.approx(3 * exact(log_std), abs=0.03)
+    assert slope == pytest.approx(3 * (exact(log_std + 1e-3) - exact(log_std - 1e-3)) / 2e-3, abs=0.06)
+    if mean == 0:
+        assert found <= 3 * np.log(2)  # of the uniform one
+        assert (slope > 0) == (log_std < -0.1)
