@@ -31,7 +31,7 @@ from rlexp.networks.heads import Head, head_on
 from rlexp.networks.initializers import orthogonal
 from rlexp.ops.distributions import Categorical, DiagonalNormal, MultiCategorical, masked, multi_categorical
 from rlexp.ops.returns import gae, lambda_returns, n_step_return
-from rlexp.training.between import Between, Leave
+from rlexp.training.between import Between, Exchange, Leave, Moment
 from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, MultiDiscrete, TimeStep, Trajectory, Update
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "Discrete",
     "Env",
     "EnvSpec",
+    "Exchange",
     "Flag",
     "Fraction",
     "Head",
@@ -59,6 +60,7 @@ __all__ = [
     "LoggerConfig",
     "Mean",
     "MemoryTorso",
+    "Moment",
     "MultiCategorical",
     "MultiDiscrete",
     "NonNegative",
