@@ -1,5 +1,6 @@
 """`python -m rlexp.report ROOT…`: one page of all runs and sweeps below some folders, and its tables as CSV.
 
+With --serve the page is not written, but served on this machine and kept fresh while things train.
 Exit codes: 0; 2 bad input; 1 what happens while it serves.
 """
 
@@ -28,10 +29,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where report.html and report/ go; by default the first root"
     )
+    parser.add_argument(
+        "--serve", action="store_true", help="on this machine alone, kept fresh, and nothing is written"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="of --serve; 8050, and 0 is any that is free")
     chosen = parser.parse_args(arguments)
-    if len(chosen.roots) == 1 and not chosen.out and (Path(chosen.roots[0]) / NAME).is_file():
+    if chosen.out if chosen.serve else chosen.port is not None:
+        parser.error("--out is of a page that is written, --port of one that is served")
+    if len(chosen.roots) == 1 and not chosen.serve and not chosen.out and (Path(chosen.roots[0]) / NAME).is_file():
         return sweep.main(["report", chosen.roots[0]])
     try:
+        if chosen.serve:
+            from rlexp.report import serve
+
+            serve.serve(chosen.roots, serve.PORT if chosen.port is None else chosen.port)
+            return 0
         return _write(chosen.roots, Path(os.path.abspath(chosen.out or chosen.roots[0])))
     except Exception as error:
         return endings.told(error, program="rlexp.report")

@@ -94,7 +94,9 @@ def _flat(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
 def media(run_dir: Path) -> list[str]:
     """Names of its pictures and videos; those of a sweep's job lie in its directory too."""
     try:
-        names = [path.name for path in run_dir.iterdir() if path.suffix in MEDIA and path.is_file()]
+        names = [
+            path.name for path in run_dir.iterdir() if path.suffix in MEDIA and not path.is_symlink() and path.is_file()
+        ]
     except OSError:
         return []
     return sorted(names, key=lambda name: (Path(name).suffix not in VIDEOS, name))[:_MAX_MEDIA]

@@ -31,7 +31,7 @@ def index(runs: Sequence[Run], roots: Sequence[Path]) -> dict[str, Any]:
     return {
         "keys": [{"key": key, "name": name} for key, name in short_names(differ).items()],
         "metric": METRIC,
-        "roots": list(map(_text, roots)),
+        "roots": list(map(plain, roots)),
         "runs": [_row(run, {k: v for k, v in settings[run.id].items() if k in differ}, roots) for run in runs],
     }
 
@@ -48,19 +48,19 @@ def _row(run: Run, settings: Mapping[str, str], roots: Sequence[Path]) -> dict[s
         "status": line.status,
         "env_steps": line.env_steps,
         "objective": line.objective,
-        "settings": {key: _text(value) for key, value in settings.items()},
+        "settings": {key: plain(value) for key, value in settings.items()},
     }
 
 
 def _short(directory: Path, roots: Sequence[Path]) -> str:
     """From the root on, where there is one root."""
     if len(roots) == 1 and directory.is_relative_to(roots[0]) and directory != roots[0]:
-        return _text(directory.relative_to(roots[0]))
-    return _text(directory)
+        return plain(directory.relative_to(roots[0]))
+    return plain(directory)
 
 
-def _text(value: object) -> str:
-    """That can be encoded, whatever bytes a name has."""
+def plain(value: object) -> str:
+    """Text that can be encoded, whatever bytes a name has."""
     return os.fsencode(str(value)).decode(errors="backslashreplace") if value is not None else ""
 
 
@@ -68,24 +68,25 @@ def detail(run: Run, address: Callable[[Run, str], str]) -> dict[str, Any]:
     """What is shown of one run. `address` gives where a file in its directory is to be had."""
     words = details.words(run)
     return {
-        "directory": _text(run.directory),
-        "repeat": _text(words.repeat),
-        "resume": _text(words.resume),
-        "error": _text(words.error),
-        "settings": {_text(k): _text(v) for k, v in details.settings(run.directory).items()},
+        "directory": plain(run.directory),
+        "repeat": plain(words.repeat),
+        "resume": plain(words.resume),
+        "error": plain(words.error),
+        "settings": {plain(k): plain(v) for k, v in details.settings(run.directory).items()},
         "media": [
-            {"name": _text(name), "video": Path(name).suffix in details.VIDEOS, "at": address(run, name)}
+            {"name": plain(name), "video": Path(name).suffix in details.VIDEOS, "at": address(run, name)}
             for name in details.media(run.directory)
         ],
     }
 
 
-def written(runs: Sequence[Run], roots: Sequence[Path], page: Path) -> str:
-    """The section, with all that it shows; pictures and videos stay where they are."""
+def beside(page: Path) -> Callable[[Run, str], str]:
+    """Addresses from a page on the disk."""
+    return lambda run, name: urllib.parse.quote(os.fsencode(os.path.relpath(run.directory / name, page.parent)))
 
-    def address(run: Run, name: str) -> str:
-        return urllib.parse.quote(os.fsencode(os.path.relpath(run.directory / name, page.parent)))
 
+def whole(runs: Sequence[Run], roots: Sequence[Path], address: Callable[[Run, str], str]) -> str:
+    """The section with all that it shows; pictures and videos stay where they are."""
     found = {run.id: detail(run, address) for run in runs}
     values: dict[str, set[str | None]] = {}
     for key in dict.fromkeys(key for one in found.values() for key in one["settings"]):
@@ -109,7 +110,7 @@ def _curves(runs: Sequence[Run]) -> dict[str, Any]:
         room -= sum(len(curve[0]) for curve in of_name.values())
         if room < 0 and kept:
             break
-        kept[_text(name)] = of_name
+        kept[plain(name)] = of_name
     return {"metrics": list(kept), "curves": kept}
 
 
@@ -138,4 +139,4 @@ def script() -> str:
 
 def title(roots: Sequence[Path]) -> str:
     """Of a page of several roots, as HTML."""
-    return html.escape(", ".join(_text(root.name) or "/" for root in roots))
+    return html.escape(", ".join(plain(root.name) or "/" for root in roots))

@@ -74,10 +74,11 @@ def _stamp(folder: str, names: set[str] | None, locked: set[int]) -> object:
     if names is None:
         return None
     files = [*_FILES, *([] if "summary.json" in names else ["metrics.jsonl"])]
-    return tuple(_of_file(os.path.join(folder, name)) for name in files if name in names), _is_locked(folder, locked)
+    return tuple(stamp_of(os.path.join(folder, name)) for name in files if name in names), _is_locked(folder, locked)
 
 
-def _of_file(path: str) -> tuple[int, int, int] | None:
+def stamp_of(path: str | Path) -> tuple[int, int, int] | None:
+    """Another one when the file has changed; None where there is none."""
     try:
         found = os.stat(path)
     except OSError:

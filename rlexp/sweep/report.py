@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -90,16 +90,22 @@ def write_all(roots: Sequence[str], directory: Path) -> Report:
             f"--out: {str(directory)!r} has a {NAME} or {TABLES}/ that is no report; give another directory"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    origins = list(_origins(finder.sweeps, runs))
-    return _written(combined(directory, origins), runs, finder.roots)
+    for sweep in finder.sweeps:
+        with contextlib.suppress(OSError, ConfigError):  # what cannot be written is read as it is
+            worker.fold_all(sweep, Manifest(sweep))
+    return _written(combined(directory, list(_origins(finder.sweeps, runs))), runs, finder.roots)
+
+
+def rendered(finder: Finder, runs: Sequence[Run], address: Callable[[Run, str], str]) -> str:
+    """The page of what a finder has found. `address` gives where it has pictures."""
+    results = combined(finder.roots[0], list(_origins(finder.sweeps, runs)))
+    return _page(results, explorer.whole(runs, finder.roots, address))
 
 
 def _origins(sweeps: Sequence[Path], runs: Sequence[Run]) -> Iterator[Origin]:
     """A run by itself is known by what it has left."""
     for sweep in sweeps:
         try:
-            with contextlib.suppress(OSError):  # where it cannot be written, it is read as it is
-                worker.fold_all(sweep, Manifest(sweep))
             yield origin_of(sweep)
         except ConfigError as error:
             print(f"rlexp.report: {error}; its runs count as such by themselves", file=sys.stderr)
@@ -115,7 +121,7 @@ def _written(results: Results, runs: Sequence[Run], roots: Sequence[Path]) -> Re
     directory = results.directory
     tables = write_tables(results, directory / TABLES)
     draft = directory / f".{NAME}.tmp"
-    draft.write_text(_page(results, explorer.written(runs, roots, directory / NAME)), encoding="utf-8")
+    draft.write_text(_page(results, explorer.whole(runs, roots, explorer.beside(directory / NAME))), encoding="utf-8")
     os.replace(draft, directory / NAME)  # a browser never sees half a page
     return Report(directory / NAME, tables, _told(results))
 
