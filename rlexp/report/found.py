@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from rlexp.commands import ls
 from rlexp.config import ConfigError
-from rlexp.storage import rundir, store
+from rlexp.storage import store
 from rlexp.sweep.manifest import Entry
 
+_LOADER = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # ten times as fast
 # What the line of a run is made of. Its metrics are looked at only while it has no summary.
 _FILES = ("environment.json", "config.yaml", "summary.json", "overrides.yaml")
 
@@ -65,7 +68,8 @@ class Finder:
             run = kept[1] if kept and kept[0] == stamp else _run(folder, names, sweep, job, locked)
             self._known[folder] = stamp, run
         return sorted(
-            (run for _, run in self._known.values()), key=lambda run: (run.line.began, run.entry.number, run.directory)
+            (run for _, run in self._known.values()),
+            key=lambda run: (run.line.began, run.entry.number, run.line.directory),
         )
 
 
@@ -93,13 +97,22 @@ def _is_locked(folder: str, locked: set[int]) -> bool:
         return False
 
 
+def _overrides(folder: str) -> list[str]:
+    """As `rundir.read_overrides`, which takes as long as all the rest of a run."""
+    try:
+        found = yaml.load((Path(folder) / "overrides.yaml").read_bytes(), Loader=_LOADER)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return []
+    return [str(override) for override in found] if isinstance(found, list) else []
+
+
 def _run(folder: str, names: set[str] | None, sweep: Path | None, job: ls.SweepJob | None, locked: set[int]) -> Run:
     if names is not None:
         line = ls.line_of(folder, names, job, locked)
     else:
         assert job is not None
         line = ls.not_begun(folder, job)
-    overrides = job.overrides if job else rundir.read_overrides(Path(folder)) or []
+    overrides = job.overrides if job else _overrides(folder)
     entry = Entry(
         number=job.number if job else 0,
         overrides=overrides,
