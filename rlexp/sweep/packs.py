@@ -34,7 +34,8 @@ class Programs:
 
     def of(self, pack: Sequence[Job], built: Sequence[Experiment]) -> Traced:
         """Raises ConfigError where the devices are not there."""
-        key = (pack_key(pack[0].node), len(pack))
+        # What acts between chunks is no part of them: populations of one sweep share their programs.
+        key = (pack_key(pack[0].node | {"between": None}), len(pack))
         fresh = key != self._key
         self._traced = trace(built, layout_of(built)) if fresh else self._traced.with_members(built)
         self._key = key

@@ -418,6 +418,17 @@ def test_a_warmup_without_an_end_and_a_memory_of_the_host_are_told(small):
         make(config(4)).check(small._replace(source_of=lambda settings: source), 4)
 
 
+def test_populations_of_a_sweep_share_their_programs(tmp_path):
+    programs, made = packs.Programs(), []
+    for number in range(2):
+        nodes = [build(*WORK, f"seed={4 * number + i}").node for i in range(2)]
+        nodes = [node | {"between": vars(config(2, number=number))} for node in nodes]
+        built = [experiment.build(node) for node in nodes]
+        pack = [Job(i, (), one.node, one.config, one.modules, tmp_path / str(i)) for i, one in enumerate(built)]
+        made.append(programs.of(pack, built))
+    assert made[0].abstract_run is made[1].abstract_run
+
+
 def test_a_population_is_not_taken_apart(small, tmp_path, monkeypatch):
     """Neither over several hosts, nor where memory is short."""
     node = small.node | {"between": vars(config(4))}
