@@ -321,6 +321,33 @@ def test_members_of_a_pack_learn_what_they_would_alone(algorithm, env):
     assert all((x[0] != x[1]).any() and (x[1] != x[2]).any() for x in kernels)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "env"), _cases(lambda a, env: a != "r2d2", [(a, FIRST[a]) for a in ("dqn", "ppo", "r2d2")])
+)
+def test_an_update_has_derivatives_in_forward_mode(algorithm, env):
+    """By the parameters and the learning rate at once, through the gradients inside: as differences have them."""
+    c = case(algorithm, env)
+    batch = c.batch._replace(trajectory=toys.faint(c.batch.trajectory))  # on bytes differences are of other slopes
+    # The root in Adam has no slope at a square of 0, with which it begins.
+    opt_state = jax.tree.map(lambda x: x + 1 if x.dtype == jnp.float32 else x, c.state.opt_state)
+    rng = np.random.default_rng(0)
+    along = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), c.state.params)
+
+    def step(distance: Any) -> Any:
+        params = jax.tree.map(lambda x, d: x + distance * d, c.state.params, along)
+        state = c.state._replace(params=params, opt_state=opt_state, hp=c.hp | {"lr": 0.1 + distance})
+        learnt = c.experiment.algorithm.update(state, batch)[0].params
+        return jax.tree.map(jnp.subtract, learnt, params)
+
+    zero, eps = jnp.zeros(()), jnp.float32(2e-3)
+    slope = jax.jit(lambda d: jax.jvp(step, (d,), (jnp.ones(()),))[1])(zero)
+    there, back = (jax.jit(step)(d) for d in (eps, -eps))
+    a = np.concatenate([np.ravel(x) for x in jax.tree.leaves(slope)])
+    b = np.concatenate([np.ravel(x - y) for x, y in zip(*map(jax.tree.leaves, (there, back)), strict=True)]) / 0.004
+    assert np.linalg.norm(a) > 0
+    assert a @ b > 0.95 * np.linalg.norm(a) * np.linalg.norm(b)
+
+
 _CONTINUOUS, _SEVERAL = "has continuous actions; {} needs discrete ones", "has several choices an action; {} needs "
 KINDS_OF_ACTIONS = {  # how they are refused, their shape and their type
     "env.continuous=false": (("has discrete actions; {} needs continuous ones",), (), jnp.int32),
