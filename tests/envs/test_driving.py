@@ -5,9 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from suites import build_env, node_of
 
-from rlexp.envs.driving import observation, rewards, scenario, state, traffic
+from rlexp.config import ConfigError
+from rlexp.envs.driving import drivers, observation, rewards, scenario, state, traffic
+from rlexp.envs.driving.draw import draw
 from rlexp.envs.driving.geometry import turned
+from rlexp.envs.driving.vehicle import SIZE
 
 
 @functools.cache
@@ -30,8 +35,8 @@ def paid(before, action):
 def elsewhere(at, angle, shift):
     """A state that was rotated about the origin and then shifted."""
     lanes = at.scenario.lanes
-    moved = turned(lanes[..., :2], angle) + shift
-    lanes = jnp.concatenate([moved, lanes[..., 2:3] + angle, lanes[..., 3:]], axis=-1)
+    x, y = jnp.moveaxis(turned(lanes.position, angle) + shift, -1, 0)
+    lanes = lanes._replace(x=x, y=y, heading=lanes.heading + angle)
     ego = at.ego._replace(position=turned(at.ego.position, angle) + shift, heading=at.ego.heading + angle)
     made = at.scenario._replace(lanes=lanes)
     return at._replace(scenario=made, ego=ego, view=traffic.seen(made, ego, at.cars))
@@ -45,3 +50,204 @@ def test_rewards_and_observations_are_the_same_wherever_the_world_lies():
     for x, y in zip(jax.tree.leaves(step(at, actions)), jax.tree.leaves(step(there, actions)), strict=True):
         np.testing.assert_allclose(x, y, atol=2e-3)
     assert float(jnp.abs(there.ego.position - at.ego.position).max()) > 10
+
+
+# --- what ends an episode; all with one compiled step over the same 16 states --------------------------------------------
+
+
+@functools.cache
+def one_step():
+    def step(before, action):
+        after = state.advance(before, action)
+        happened = rewards.events(before, after)
+        return happened, rewards.remember(happened, after)
+
+    return jax.jit(jax.vmap(step))
+
+
+STRAIGHT_ON = jnp.zeros((16, 2))
+
+
+def ego_at(at, **changes):
+    """With other values of the ego vehicle, and what is seen then."""
+    ego = at.ego._replace(**changes)
+    return at._replace(ego=ego, view=jax.vmap(traffic.seen)(at.scenario, ego, at.cars))
+
+
+def test_a_collision_is_where_boxes_meet_and_nobody_begins_with_one():
+    at = starts(16)
+    assert not np.asarray(one_step()(at, STRAIGHT_ON)[0].collision).any()
+    leader = jax.vmap(traffic.places)(at.scenario, at.cars)
+    there = np.asarray(at.cars.present)[:, 0, 1]
+    assert there.sum() > 4
+    behind = leader.position[:, 1] - 5.0 * jnp.stack([jnp.cos(leader.heading[:, 1]), jnp.sin(leader.heading[:, 1])], -1)
+    fast = ego_at(at, position=behind, heading=leader.heading[:, 1], speed=jnp.full((16,), 25.0))
+    happened, after = one_step()(fast, STRAIGHT_ON)
+    np.testing.assert_array_equal(np.asarray(happened.collision)[there], True)
+    np.testing.assert_array_equal(np.asarray(happened.at_fault)[there], True)
+    told = jax.vmap(rewards.metrics)(happened, after)
+    np.testing.assert_array_equal(np.asarray(told["accuracy"])[there], 0)
+    np.testing.assert_array_equal(np.asarray(told["score"])[there], 0)
+    before = leader.position[:, 0] + 4.4 * jnp.stack([jnp.cos(leader.heading[:, 0]), jnp.sin(leader.heading[:, 0])], -1)
+    struck = ego_at(at, position=before, heading=leader.heading[:, 0], speed=jnp.full((16,), 0.3))
+    happened, _ = one_step()(struck, STRAIGHT_ON)  # by who comes from behind
+    there = np.asarray(at.cars.present)[:, 0, 0]
+    np.testing.assert_array_equal(np.asarray(happened.collision)[there], True)
+    assert not np.asarray(happened.at_fault)[there].any()
+
+
+def test_a_corner_beyond_the_lanes_is_off_the_road():
+    at = starts(16)
+    assert not np.asarray(one_step()(at, STRAIGHT_ON)[0].off_road).any()
+    right = jnp.stack([jnp.sin(at.ego.heading), -jnp.cos(at.ego.heading)], -1)
+    alone = np.asarray(at.scenario.entry)[:, 0] < 1e4  # a slip road or an arm: nothing beside it on the right
+    assert alone.any()
+    for metres, expected in ((0.4, False), (1.6, True)):
+        moved = ego_at(at, position=at.ego.position + metres * right, speed=jnp.zeros((16,)))
+        np.testing.assert_array_equal(np.asarray(one_step()(moved, STRAIGHT_ON)[0].off_road)[alone], expected)
+
+
+def test_crossing_the_line_counts_while_the_light_is_red_only():
+    at = starts(16, kinds=("crossing",), density=0.0)
+    half = scenario.GREEN + scenario.YELLOW + scenario.CLEARING
+    route = jax.tree.map(lambda x: x[:, 0], at.scenario.lanes)
+    index = (np.asarray(at.scenario.line[:, 0]) / 2.0 - 2).astype(int)
+    place = jnp.stack([route.x[np.arange(16), index], route.y[np.arange(16), index]], -1)
+    at = ego_at(at, position=place, speed=jnp.full((16,), 30.0))
+    station = at.view.station[:, 0, 0] + SIZE[0] / 2
+    for now, expected in (
+        (scenario.GREEN - 1.0, False),
+        (scenario.GREEN + 1.0, False),
+        (half - 1.0, True),
+        (half + 1.0, True),
+    ):
+        lit = at._replace(scenario=at.scenario._replace(phase=jnp.full((16,), now)))
+        happened, after = one_step()(lit, STRAIGHT_ON)
+        crossed = np.asarray(
+            (station <= at.scenario.line[:, 0]) & (after.view.station[:, 0, 0] + SIZE[0] / 2 > at.scenario.line[:, 0])
+        )
+        assert crossed.sum() > 2
+        np.testing.assert_array_equal(happened.red_light, crossed & expected)
+
+
+def test_who_follows_a_log_looks_at_nobody_and_the_others_do():
+    at = starts(16, logged=1.0)
+    followed, stopped = at, ego_at(at, speed=jnp.zeros((16,)))
+    for _ in range(3):
+        _, followed = one_step()(followed, STRAIGHT_ON)
+        _, stopped = one_step()(stopped, STRAIGHT_ON - jnp.asarray([6.0, 0.0]))
+    moved = np.asarray(followed.cars.speed - stopped.cars.speed)
+    present, logged = np.asarray(at.cars.present), np.asarray(at.scenario.logged)
+    assert logged.any()
+    assert (np.abs(moved[:, 0, 0]) > 0.01)[present[:, 0, 0]].mean() > 0.5  # behind the ego vehicle
+    assert not moved[:, 1:][logged[:, 1:]].any()
+    knots = np.asarray(at.scenario.log_speed)[:, 1, :2]
+    expected = knots[:, 0] + (knots[:, 1] - knots[:, 0]) * 0.3 / scenario.KNOT_SPACING
+    there = present[:, 1] & logged[:, 1, None]
+    np.testing.assert_allclose(
+        np.asarray(followed.cars.speed)[:, 1][there], np.broadcast_to(expected[:, None], there.shape)[there], rtol=1e-4
+    )
+
+
+def test_cars_seen_are_the_nearest_and_in_order():
+    at = starts(16)
+    shown = np.asarray(jax.vmap(observation.observe, in_axes=(0, None))(at, 8)["cars"])
+    cars = jax.vmap(traffic.places)(at.scenario, at.cars)
+    for i in range(16):
+        offset = np.asarray(cars.position[i] - at.ego.position[i])
+        distance = np.linalg.norm(offset, axis=1)[np.asarray(at.cars.present[i]).ravel()]
+        expected = np.sort(distance[distance < 100])[:8]
+        np.testing.assert_allclose(np.linalg.norm(shown[i, : len(expected), :2], axis=1) * 50, expected, rtol=1e-4)
+        np.testing.assert_array_equal(shown[i, :, -1], np.arange(8) < len(expected))
+
+
+def test_a_scene_is_drawn_with_the_ego_vehicle_upright_in_the_middle_of_its_lane():
+    for i in range(0, 16, 4):
+        one = jax.tree.map(lambda x, i=i: x[i], starts(16))
+        picture = draw(jax.device_get(one))
+        assert picture.shape == (360, 360, 3)
+        assert picture.dtype == np.uint8
+
+        def where(colour, picture=picture):
+            return np.argwhere((picture == colour).all(axis=-1))
+
+        ego = where((33, 102, 172))
+        np.testing.assert_allclose(ego.mean(axis=0), (234, 180), atol=3)
+        height, width = np.ptp(ego, axis=0)
+        assert 16 <= height <= 21
+        assert 6 <= width <= 10
+        cars = traffic.places(one.scenario, one.cars)
+        offset = np.linalg.norm(np.asarray(cars.position) - one.ego.position, axis=1)[
+            np.asarray(one.cars.present).ravel()
+        ]
+        drawn = len(where((224, 130, 20))) + len(where((118, 42, 131)))
+        assert drawn > 80 * (offset < 28).sum()
+        assert drawn == 0 or offset.min() < 70
+
+
+# --- the environment ----------------------------------------------------------------------------------------------------
+
+
+def test_layouts_are_numbered_and_another_range_is_another_set():
+    def lanes(**changes):
+        env = build_env("driving/merge", **changes)
+        made, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 24))
+        return {tuple(x) for x in np.asarray(made.inner.scenario.log_speed[:, 0]).tolist()}
+
+    few, others = lanes(layouts=3), lanes(layouts=3, first_layout=2)
+    assert len(few) == len(others) == 3
+    assert len(few & others) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scenarios": []}, r"env\.scenarios: \[\] is not allowed"),
+        ({"scenarios": ["curv"]}, r'env\.scenarios.*did you mean "curve"'),
+        ({"observed_cars": 13}, r"env\.observed_cars: 13 is not allowed; expected at most 12"),
+        (
+            {"params": node_of("driving/merge")["params"] | {"colision": 1.0}},
+            r'colision: unknown key; did you mean "collision"',
+        ),
+    ],
+)
+def test_bad_settings_are_told_in_one_line(changes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        build_env("driving/merge", **changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_the_expert_drives_nearly_everywhere_and_the_less_one_looks_the_worse():
+    env = build_env("driving/mixed", first_layout=1000, layouts=100_000)
+    num = 300
+
+    def of(drive):
+        def play(key):
+            def step(carry, key):
+                at, ended = carry
+                at, row = jax.vmap(env.step)(at, drive(at.inner, key))
+                told = jax.tree.map(lambda x: jnp.where(row.last & ~ended, x, 0.0), row.info)
+                return (at, ended | row.last), told
+
+            at, _ = jax.vmap(env.reset)(jax.random.split(key, num))
+            (_, ended), told = jax.lax.scan(step, (at, jnp.zeros((num,), bool)), jax.random.split(key, 120))
+            return ended, jax.tree.map(lambda x: jnp.sum(x, axis=0), told)
+
+        ended, told = jax.jit(play)(jax.random.key(0))
+        assert np.asarray(ended).all()
+        return {name: float(x.mean()) for name, x in told.items()}
+
+    def random(at, key):
+        return jax.random.uniform(key, (num, 2), minval=-1.0) * jnp.asarray([6.0, 0.3])
+
+    told = [
+        of(random),
+        of(lambda at, _: jax.vmap(drivers.constant_speed)(at)),
+        of(lambda at, _: jax.vmap(drivers.idm)(at)),
+    ]
+    accuracy, score = ([x[name] for x in told] for name in ("accuracy", "score"))
+    assert accuracy[2] >= 0.99
+    assert accuracy[0] < 0.1 < accuracy[1] < 0.8
+    assert score == sorted(score)
+    assert score[2] > 0.9

@@ -51,27 +51,26 @@ def layouts():
 @pytest.mark.parametrize("number", range(0, 12, 2))
 def test_the_distance_to_the_road_and_to_its_lanes_is_shapelys(layouts, number):
     made = jax.tree.map(lambda x: x[number], layouts)
-    lanes = np.asarray(made.lanes[..., :2], np.float64)
+    lanes = np.asarray(made.lanes.position, np.float64)
     lines = [shapely.LineString(lane) for lane, exists in zip(lanes, made.exists, strict=True) if exists]
     rng = np.random.default_rng(1)
     middle = lanes[rng.integers(len(lines), size=300), rng.integers(lanes.shape[1], size=300)]
-    points = (middle + rng.normal(0, 6, (300, 2))).astype(np.float32)
+    points = jnp.asarray(middle + rng.normal(0, 6, (300, 2)), jnp.float32)
     road = shapely.union_all(lines)
-    expected = np.array([road.distance(shapely.Point(p)) for p in points]) - 2.0
-    ours = jax.vmap(geometry.road_distance, in_axes=(0, None, None, None))(
-        points, made.lanes[..., :2], made.exists, 2.0
-    )
+    expected = np.array([road.distance(shapely.Point(p)) for p in np.asarray(points)]) - 2.0
+    ours = jax.vmap(geometry.road_distance, in_axes=(0, None, None, None))(points, made.lanes, made.exists, 2.0)
     assert (expected > 0).any()
     assert (expected < 0).any()
     np.testing.assert_allclose(ours, expected, atol=2e-3)
-    for lane, line in zip(made.lanes, lines, strict=False):
-        station, aside, _ = jax.vmap(geometry.project, in_axes=(0, None))(points, lane[:, :2])
-        told = [(line.project(shapely.Point(p)), line.distance(shapely.Point(p))) for p in points]
+    for i, line in enumerate(lines):
+        lane = jax.tree.map(lambda x, i=i: x[i], made.lanes)
+        station, aside, _ = jax.vmap(geometry.project, in_axes=(0, None))(points, lane)
+        told = [(line.project(shapely.Point(p)), line.distance(shapely.Point(p))) for p in np.asarray(points)]
         expected_station, expected_aside = np.array(told).T
         np.testing.assert_allclose(np.abs(aside), expected_aside, atol=2e-3)
         # Of two points of a lane that are as far, either is right.
         found = shapely.line_interpolate_point(line, np.asarray(station, np.float64))
-        distance = shapely.distance(found, shapely.points(points.astype(np.float64)))
+        distance = shapely.distance(found, shapely.points(np.asarray(points, np.float64)))
         np.testing.assert_allclose(distance, expected_aside, atol=5e-3)
         near = np.abs(np.asarray(station) - expected_station) < 1e-2
         assert near.mean() > 0.95

@@ -12,7 +12,7 @@ import yaml
 
 from rlexp import compose
 from rlexp.config import Config, ConfigError, load_module, parse
-from rlexp.networks import cnn, mlp
+from rlexp.networks import cnn, lq, mlp
 from rlexp.networks.base import flatten_obs, net, split_image
 from rlexp.networks.initializers import kernels, orthogonal
 
@@ -44,11 +44,25 @@ CNN = cnn.Config(
     layer_norm=False,
     remat=False,
 )
+LQ = lq.Config(
+    module="rlexp.networks.lq",
+    units=8,
+    heads=2,
+    latents=3,
+    layers=1,
+    hidden=[8],
+    activation="tanh",
+    layer_norm=False,
+    remat=False,
+)
+SETS = {"cars": struct(5, 3), "ego": struct(4), "action_mask": struct(5, dtype=bool)}
 KINDS = {
     "mlp": (mlp, MLP, VECTOR),
     "mlp, dict": (mlp, MLP, MASKED),
     "mlp, layer norm": (mlp, dataclasses.replace(MLP, layer_norm=True), VECTOR),
     "cnn": (cnn, CNN, IMAGE),
+    "lq": (lq, LQ, VECTOR),
+    "lq, sets": (lq, LQ, SETS),
     "cnn, dict, layer norm": (cnn, dataclasses.replace(CNN, layer_norm=True), IMAGE_AND_MORE),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -214,6 +228,30 @@ def test_orthogonal_decomposes_one_matrix_after_the_other_under_vmap():
     together, alone = lowered.compile()(keys), jax.jit(lambda key: init(key, (5, 4), jnp.float32))
     for i, j in np.ndindex(2, 3):
         np.testing.assert_allclose(together[i, j], alone(keys[i, j]), atol=1e-6)
+
+
+# --- lq ----------------------------------------------------------------------------------------------------------------
+
+
+def test_lq_sees_sets_and_no_row_of_zeros():
+    module, params = build("lq, sets"), any_params("lq, sets")
+    obs = draw(SETS, 2)
+    features = module.apply(params, obs)
+    turned = obs | {"cars": obs["cars"][:, ::-1]}
+    np.testing.assert_allclose(module.apply(params, turned), features, atol=1e-5)
+    fewer = obs | {"cars": obs["cars"].at[:, 2].set(0.0)}
+    assert np.abs(module.apply(params, fewer) - features).max() > 1e-3
+    bias = {"params": params["params"] | {"leaf_0": jax.tree.map(lambda x: x + 1.0, params["params"]["leaf_0"])}}
+    nobody = obs | {"cars": jnp.zeros((2, 5, 3))}
+    np.testing.assert_allclose(module.apply(bias, nobody), module.apply(params, nobody), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"units": 9}, "network.units: 9 is not allowed"), ({"hidden": []}, "network.hidden")]
+)
+def test_lq_refuses_sizes_that_do_not_fit(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build("lq", **changes)
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------

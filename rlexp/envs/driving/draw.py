@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlexp.envs.driving import traffic
-from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, NUM_LANES
+from rlexp.envs.driving.geometry import SPACING
+from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, LENGTH, NUM_LANES
 from rlexp.envs.driving.state import State
 from rlexp.envs.driving.vehicle import SIZE
 
@@ -20,6 +23,7 @@ def draw(state: State) -> np.ndarray:
     from PIL import Image, ImageDraw  # which matplotlib needs
 
     scenario, ego = state.scenario, state.ego
+    placed, driven, time = jax.tree.map(jnp.asarray, (scenario, state.cars, state.time))  # a film's states are NumPy's
     heading = float(np.asarray(ego.heading))
     back = np.array([[np.sin(heading), -np.cos(heading)], [np.cos(heading), np.sin(heading)]])  # forwards is upwards
 
@@ -43,23 +47,28 @@ def draw(state: State) -> np.ndarray:
 
     picture = Image.new("RGB", (_SIDE, _SIDE), _GRASS)
     drawing = ImageDraw.Draw(picture)
-    lanes = [np.asarray(lane) for lane, exists in zip(scenario.lanes, scenario.exists, strict=True) if exists]
+    points = np.stack([scenario.lanes.x, scenario.lanes.y], axis=-1)
+    lanes = [lane for lane, exists in zip(points, scenario.exists, strict=True) if exists]
     for colour, width in ((_ROAD, LANE_WIDTH), (_MIDDLE, 0.25)):
         for lane in lanes:
-            drawing.line(pixels(lane[:, :2]), fill=colour, width=round(width * _METRE), joint="curve")
-    drawing.line(pixels(lanes[0][:, :2]), fill=_ROUTE, width=2)
-    shown = np.asarray(traffic.colour(scenario, state.time))
-    for lane, line, light in zip(np.asarray(scenario.lanes), np.asarray(scenario.line), shown, strict=True):
-        if line < 2 * (len(lane) - 1):
-            pose = lane[int(line / 2)]
-            left = np.array([-np.sin(pose[2]), np.cos(pose[2])]) * LANE_WIDTH / 2
-            drawing.line(pixels([pose[:2] - left, pose[:2] + left]), fill=_LIGHTS[light], width=3)
-    cars = np.asarray(traffic.poses(scenario, state.cars))
-    present, behind = np.asarray(state.cars.present), np.asarray(traffic.behind_ego())
-    for lane in range(NUM_LANES):
-        for car in range(CARS):
-            if present[lane, car]:
-                logged = scenario.logged[lane] and not behind[lane, car]
-                vehicle(cars[lane, car, :2], cars[lane, car, 2], _LOGGED if logged else _CAR)
-    vehicle(ego.position, heading, _EGO)
+            drawing.line(pixels(lane), fill=colour, width=round(width * _METRE), joint="curve")
+    drawing.line(pixels(lanes[0]), fill=_ROUTE, width=2)
+    shown = np.asarray(traffic.colour(placed, time))
+    for lane, line, heading, light in zip(
+        points, np.asarray(scenario.line), scenario.lanes.heading, shown, strict=True
+    ):
+        if line < LENGTH:
+            at = int(line / SPACING)
+            left = np.array([-np.sin(heading[at]), np.cos(heading[at])]) * LANE_WIDTH / 2
+            drawing.line(pixels([lane[at] - left, lane[at] + left]), fill=_LIGHTS[light], width=3)
+    cars = traffic.places(placed, driven)
+    logged = np.broadcast_to(
+        np.asarray(scenario.logged)[:, None] & ~np.asarray(traffic.behind_ego()), (NUM_LANES, CARS)
+    )
+    for position, angle, present, log in zip(
+        np.asarray(cars.position), cars.heading, np.ravel(state.cars.present), logged.ravel(), strict=True
+    ):
+        if present:
+            vehicle(position, angle, _LOGGED if log else _CAR)
+    vehicle(ego.position, ego.heading, _EGO)
     return np.asarray(picture)

@@ -3,6 +3,7 @@
 `idm` knows what the others on the road know: it is the expert. `constant_speed` keeps its speed and steers along the route.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -26,4 +27,5 @@ def constant_speed(state: State) -> Float[Array, " 2"]:
 def steering(state: State) -> Float[Array, ""]:
     """The curvature that leads back to the route, a second ahead or so."""
     ahead = jnp.maximum(3.0, 0.8 * state.ego.speed)
-    return pure_pursuit(state.ego, at_station(state.view.station[0, 0] + ahead, state.scenario.lanes[0, :, :2]))
+    route = jax.tree.map(lambda x: x[0], state.scenario.lanes)
+    return pure_pursuit(state.ego, at_station(state.view.station[0, 0] + ahead, route).position)

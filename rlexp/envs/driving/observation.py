@@ -5,11 +5,11 @@ Lengths are divided by 50 m and speeds by 15 m/s, so that numbers are near 1.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rlexp.envs.driving import traffic
-from rlexp.envs.driving.geometry import at_station, turned, unit
-from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, NO_LIGHT, NUM_LANES
+from rlexp.envs.driving.geometry import Lane, at_station, turned, unit
+from rlexp.envs.driving.scenario import LANE_WIDTH, NO_LIGHT, NUM_LANES
 from rlexp.envs.driving.state import State
 from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE, SIZE, Ego
 
@@ -34,9 +34,11 @@ def shapes(num_cars: int) -> dict[str, jax.ShapeDtypeStruct]:
 def observe(state: State, num_cars: int) -> dict[str, Array]:
     """The nearest `num_cars` cars, and the rest."""
     scenario, ego, view = state.scenario, state.ego, state.view
-    route = jax.vmap(at_station, in_axes=(0, None))(view.station[0, 0] + jnp.asarray(ROUTE), scenario.lanes[0])
+    first = jax.tree.map(lambda x: x[0], scenario.lanes)
+    route = jax.vmap(at_station, in_axes=(0, None))(view.station[0, 0] + jnp.asarray(ROUTE), first)
     ahead = view.station[0, :, None] + jnp.asarray(LANES)  # [P, points]
-    lanes = jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(ahead, scenario.lanes).reshape(-1, 4)
+    lanes = jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(ahead, scenario.lanes)
+    lanes = jax.tree.map(jnp.ravel, lanes)
     exists = jnp.repeat(scenario.exists, len(LANES))
     curvature = ego.curvature / MAX_CURVATURE
     limit = scenario.limit
@@ -52,35 +54,34 @@ def observe(state: State, num_cars: int) -> dict[str, Array]:
         ),
         "route": _points(ego, route),
         "cars": _cars(state, num_cars),
-        "lanes": jnp.where(_near(ego, lanes) & exists, _points(ego, lanes).T, 0.0).T,
+        "lanes": jnp.where((_near(ego, lanes) & exists)[:, None], _points(ego, lanes), 0.0),
         "light": _light(state),
     }
 
 
-def _near(ego: Ego, at: Float[Array, "N F"]) -> Array:
-    return jnp.sum(jnp.square(at[:, :2] - ego.position), axis=-1) < _HORIZON**2
+def _near(ego: Ego, at: Lane) -> Bool[Array, " N"]:
+    return jnp.sum(jnp.square(at.position - ego.position), axis=-1) < _HORIZON**2
 
 
-def _relative(ego: Ego, at: Float[Array, "N F"]) -> tuple[Float[Array, "N 2"], Float[Array, "N 2"]]:
+def _relative(ego: Ego, at: Lane) -> tuple[Float[Array, "N 2"], Float[Array, "N 2"]]:
     """Places in the ego vehicle's frame, and directions."""
-    back = jnp.broadcast_to(-ego.heading, at.shape[:1])
-    return turned(at[:, :2] - ego.position, back), unit(at[:, 2] - ego.heading)
+    return turned(at.position - ego.position, -ego.heading), unit(at.heading - ego.heading)
 
 
-def _points(ego: Ego, lane: Float[Array, "N 4"]) -> Float[Array, "N 5"]:
+def _points(ego: Ego, lane: Lane) -> Float[Array, "N 5"]:
     place, direction = _relative(ego, lane)
-    return jnp.concatenate([place / _LENGTH, direction, lane[:, 3:] / _SPEED], axis=1)
+    return jnp.concatenate([place / _LENGTH, direction, lane.speed[:, None] / _SPEED], axis=1)
 
 
 def _cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
     ego = state.ego
-    cars = traffic.poses(state.scenario, state.cars).reshape(NUM_LANES * CARS, 4)
+    cars = traffic.places(state.scenario, state.cars)
     present = state.cars.present.ravel() & _near(ego, cars)
     place, direction = _relative(ego, cars)
     velocity = state.cars.speed.ravel()[:, None] * direction - jnp.stack([ego.speed, jnp.zeros(())])
-    size = jnp.broadcast_to(jnp.asarray(SIZE[:1]) / _LENGTH, (len(cars), 1))
-    told = [place / _LENGTH, direction, velocity / _SPEED, size, jnp.ones((len(cars), 1))]
-    told = jnp.where(present[:, None], jnp.concatenate(told, axis=1), 0.0)
+    alike = jnp.broadcast_to(jnp.asarray([SIZE[0] / _LENGTH, 1.0]), place.shape)
+    told = jnp.concatenate([place / _LENGTH, direction, velocity / _SPEED, alike], axis=1)
+    told = jnp.where(present[:, None], told, 0.0)
     distance = jnp.where(present, jnp.sum(jnp.square(place), axis=-1), jnp.inf)
     nearest = jax.lax.top_k(-distance, num_cars)[1]
     return told[nearest]

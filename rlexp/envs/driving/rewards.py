@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from rlexp.envs.driving import traffic
 from rlexp.envs.driving.geometry import boxes_overlap, corners, road_distance, turned
-from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, LENGTH, NUM_LANES
+from rlexp.envs.driving.scenario import LANE_WIDTH, LENGTH
 from rlexp.envs.driving.state import State
 from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, box
 
@@ -43,10 +43,11 @@ class Events(NamedTuple):
 def events(before: State, after: State) -> Events:
     """What happened between two states."""
     ego, scenario, size = after.ego, after.scenario, box()
-    cars = traffic.poses(scenario, after.cars).reshape(NUM_LANES * CARS, 4)
+    cars = traffic.places(scenario, after.cars)
     present = after.cars.present.ravel()
-    hits = present & jax.vmap(lambda car: boxes_overlap(ego.position, ego.heading, size, car[:2], car[2], size))(cars)
-    at = turned(cars[:, :2] - ego.position, jnp.full(present.shape, -ego.heading))
+    touches = jax.vmap(boxes_overlap, in_axes=(None, None, None, 0, 0, None))
+    hits = present & touches(ego.position, ego.heading, size, cars.position, cars.heading, size)
+    forwards = turned(cars.position - ego.position, -ego.heading)[:, 0]
     length, width = SIZE
     along, beside, angle, speeds, _ = jax.tree.map(lambda x: x[1:], after.view)
     gap = along[:, 0] - after.view.station[0, 0] - length
@@ -54,7 +55,7 @@ def events(before: State, after: State) -> Events:
     in_the_way = present & (gap > 0) & (jnp.abs(beside[:, 0]) < width) & (closing > 0.1)
     edges = corners(ego.position, ego.heading, size)
     distance = jax.vmap(road_distance, in_axes=(0, None, None, None))(
-        edges, scenario.lanes[..., :2], scenario.exists, LANE_WIDTH / 2
+        edges, scenario.lanes, scenario.exists, LANE_WIDTH / 2
     )
     station, was = after.view.station[0, 0], before.view.station[0, 0]
     aside = jnp.abs(after.view.aside[0, 0])
@@ -62,7 +63,7 @@ def events(before: State, after: State) -> Events:
     crosses = (was + front <= line) & (line < station + front) & (aside < LANE_WIDTH)
     return Events(
         collision=jnp.any(hits),
-        at_fault=jnp.any(hits & (at[:, 0] > -length / 2)) & (ego.speed > _STANDS),
+        at_fault=jnp.any(hits & (forwards > -length / 2)) & (ego.speed > _STANDS),
         off_road=jnp.any(distance > 0),
         red_light=crosses & (traffic.colour(scenario, before.time)[0] == 2),
         arrived=station > LENGTH - 2 * length,

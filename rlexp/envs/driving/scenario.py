@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rlexp.envs.driving.geometry import SPACING, lane, turned
+from rlexp.envs.driving.geometry import SPACING, Lane, arcs, turned
 from rlexp.types import Key
 
 Kind = Literal["straight", "curve", "merge", "crossing", "roundabout"]
@@ -30,7 +30,7 @@ _FAR = 1e4
 class Scenario(NamedTuple):
     """A layout: it does not change during an episode. A station is the distance along a lane."""
 
-    lanes: Float[Array, "P N 4"]  # x, y, heading, and the speed that the limit and the bends ahead allow
+    lanes: Lane  # [P, N]; the speed is what the limit and the bends ahead allow
     exists: Bool[Array, " P"]
     limit: Float[Array, ""]
     line: Float[Array, " P"]  # where the front of a vehicle waits; far away where there is no line
@@ -111,12 +111,7 @@ def draw_start(key: Key, kinds: tuple[Kind, ...], *, density: Array, logged: Arr
     where, how_fast, aside, askew = jax.random.uniform(keys["ego"], (4,))
     station, briskness = 18.0 + 10.0 * where, 0.5 + 0.5 * how_fast
     cars = _cars(keys["cars"], scenario, plan.empty, station, briskness, density)
-    return Start(scenario, cars, station, briskness * allowed(scenario)[0, 9], 0.6 * aside - 0.3, 0.1 * askew - 0.05)
-
-
-def allowed(scenario: Scenario) -> Float[Array, "P N"]:
-    """The speed at each point of the lanes."""
-    return scenario.lanes[..., 3]
+    return Start(scenario, cars, station, briskness * scenario.lanes.speed[0, 9], 0.6 * aside - 0.3, 0.1 * askew - 0.05)
 
 
 def _cars(key: Key, scenario: Scenario, empty: Array, station: Array, briskness: Array, density: Array) -> Cars:
@@ -125,11 +120,13 @@ def _cars(key: Key, scenario: Scenario, empty: Array, station: Array, briskness:
     free = jnp.cumsum(jnp.asarray([4.0, 13.0, 13.0]) + gap * jnp.asarray([26.0, 27.0, 27.0]), axis=1)
     behind, ahead = station - 12.0 - 4.0 * gap[0, :1], station + jnp.cumsum(14.0 + 20.0 * gap[0, 1:])
     at = free.at[0].set(jnp.concatenate([behind, ahead]))
-    beyond = at > scenario.line[:, None] - 3.0
     lit = (scenario.light != NO_LIGHT)[:, None]
-    at = jnp.where(beyond & lit, at + 40.0, at)  # nobody begins within a crossing
+    beyond = at > scenario.line[:, None] - jnp.where(lit, 20.0, 3.0)
+    at = jnp.where(
+        beyond & lit, at + 40.0, at
+    )  # nobody begins within a crossing, or where they could not stop before it
     present = jax.random.bernoulli(present_key, density, at.shape) & scenario.exists[:, None] & ~empty[:, None]
-    speed = briskness * jnp.minimum(allowed(scenario)[:, 9:10], jnp.min(allowed(scenario)[:, 9:40], axis=1)[:, None])
+    speed = briskness * jnp.min(scenario.lanes.speed[:, 9:40], axis=1, keepdims=True)
     speed = jnp.where(scenario.logged[:, None] & ~behind_ego(), scenario.log_speed[:, :1], speed)
     return Cars(
         station=at,
@@ -144,17 +141,17 @@ def behind_ego() -> Bool[Array, "P C"]:
     return jnp.zeros((NUM_LANES, CARS), bool).at[0, 0].set(True)
 
 
-def _lanes(plan: _Plan, limit: Array) -> Float[Array, "P N 4"]:
-    points, heading = jax.vmap(lane, in_axes=(0, 0, 0, None))(plan.start, plan.lengths, plan.curvatures, NUM_POINTS)
+def _lanes(plan: _Plan, limit: Array) -> Lane:
+    points, heading = jax.vmap(arcs, in_axes=(0, 0, 0, None))(plan.start, plan.lengths, plan.curvatures, NUM_POINTS)
     against = plan.against[:, None]
-    points = jnp.where(against[..., None], points[:, ::-1], points)
+    points = jnp.where(against[..., None], points[..., ::-1], points)
     heading = jnp.where(against, heading[:, ::-1] + jnp.pi, heading)
     bend = jnp.abs(jnp.diff(heading, axis=1, append=heading[:, -1:])) / SPACING
     squared = jnp.minimum(_LATERAL_ACCELERATION / jnp.maximum(bend, 1e-4), limit * limit)
     # Whoever brakes gently from here is slow enough at every point ahead: v² <= v_k² + 2 b (s_k - s).
     station = SPACING * jnp.arange(NUM_POINTS, dtype=jnp.float32)
     squared = jax.lax.cummin(squared + 2 * _BRAKING * station, axis=1, reverse=True) - 2 * _BRAKING * station
-    return jnp.concatenate([points, heading[..., None], jnp.sqrt(squared)[..., None]], axis=-1)
+    return Lane(points[:, 0], points[:, 1], heading, jnp.sqrt(squared))
 
 
 # --- the kinds ---------------------------------------------------------------------------------------------------------
@@ -255,7 +252,7 @@ def _crossing(key: Key) -> _Plan:
     """Two roads with lights. The ego vehicle goes straight on, right, or left while nobody comes the other way."""
     turn_key, key = jax.random.split(key)
     turn = jax.random.randint(turn_key, (), 0, 3)  # straight, right, left
-    away = 50.0 + 25.0 * jax.random.uniform(key, (NUM_LANES,))
+    away = 70.0 + 25.0 * jax.random.uniform(key, (NUM_LANES,))
     none, half = jnp.zeros(()), LANE_WIDTH / 2
     quarter = jnp.pi / 2
     here, east, there, west = jnp.full((), half), none, jnp.full((), -half), none + jnp.pi

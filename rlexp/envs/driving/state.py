@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -33,10 +34,10 @@ class State(NamedTuple):
 def begin(start: Start) -> State:
     """An episode's first state."""
     scenario, cars, station, speed, aside, askew = start
-    pose = at_station(station, scenario.lanes[0, :, :3])
-    side = turned(jnp.stack([jnp.zeros_like(aside), aside]), pose[2])
+    at = at_station(station, jax.tree.map(lambda x: x[0], scenario.lanes))
+    side = turned(jnp.stack([jnp.zeros_like(aside), aside]), at.heading)
     zero, no = jnp.zeros(()), jnp.zeros((), bool)
-    ego = Ego(pose[:2] + side, pose[2] + askew, speed, zero, zero)
+    ego = Ego(at.position + side, at.heading + askew, speed, zero, zero)
     view = traffic.seen(scenario, ego, cars)
     return State(scenario, ego, cars, zero, view.station[0, 0], station, speed, view, no, no, zero)
 

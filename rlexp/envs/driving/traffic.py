@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rlexp.envs.driving.geometry import SPACING, at_station, project
+from rlexp.envs.driving.geometry import SPACING, Lane, at_station, project
 from rlexp.envs.driving.scenario import (
     CARS,
     CLEARING,
@@ -52,21 +52,22 @@ def lane_of_cars() -> Int[Array, " V"]:
     return jnp.repeat(jnp.arange(NUM_LANES, dtype=jnp.int32), CARS)
 
 
-def poses(scenario: Scenario, cars: Cars) -> Float[Array, "P C 4"]:
-    """x, y, heading and allowed speed of the cars."""
-    return jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(cars.station, scenario.lanes)
+def places(scenario: Scenario, cars: Cars) -> Lane:
+    """Where the cars are, [V]."""
+    at = jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(cars.station, scenario.lanes)
+    return jax.tree.map(jnp.ravel, at)
 
 
 def seen(scenario: Scenario, ego: Ego, cars: Cars) -> Seen:
     """Where all vehicles are, for each lane."""
-    cars_at = poses(scenario, cars).reshape(NUM_LANES * CARS, 4)
-    where = jnp.concatenate([jnp.append(ego.position, ego.heading)[None], cars_at[:, :3]])
-    lanes = scenario.lanes[..., :2]
-    station, aside, heading = jax.vmap(jax.vmap(project, in_axes=(None, 0)), in_axes=(0, None))(where[:, :2], lanes)
+    at = places(scenario, cars)
+    position = jnp.concatenate([ego.position[None], at.position])
+    on_lanes = jax.vmap(jax.vmap(project, in_axes=(None, 0)), in_axes=(0, None))
+    station, aside, heading = on_lanes(position, scenario.lanes)
     return Seen(
         station,
         aside,
-        where[:, 2:] - heading,
+        jnp.append(ego.heading, at.heading)[:, None] - heading,
         jnp.append(ego.speed, cars.speed.ravel()),
         jnp.append(jnp.ones((), bool), cars.present.ravel()),
     )
@@ -87,7 +88,7 @@ def _taken(scenario: Scenario, view: Seen) -> Bool[Array, " P"]:
     within = (scenario.entry[own] <= station) & (station <= scenario.leave[own]) & view.present
     coordinate = scenario.shared[own] + station - scenario.entry[own]
     behind = jnp.mod(scenario.shared[:, None] - coordinate, scenario.ring)  # [P, V]
-    usual = 0.7 * scenario.lanes[own, (station / SPACING).astype(jnp.int32), 3]
+    usual = 0.7 * scenario.lanes.speed[own, (station / SPACING).astype(jnp.int32)]
     reach = (scenario.entry - scenario.line)[:, None] + SIZE[0]
     soon = behind < jnp.maximum(view.speed, usual) * _GAP_TIME + reach
     return jnp.any(soon & within & (own != jnp.arange(NUM_LANES)[:, None]), axis=1)
@@ -113,7 +114,7 @@ def accelerations(scenario: Scenario, view: Seen, drivers: Drivers, time: Float[
     ahead = of_lane(in_lane) & drivers.sees & (station > drivers.station[:, None])
     gap = jnp.where(ahead, station - drivers.station[:, None] - of_lane(long) - length / 2, jnp.inf)
     leader_speed = jnp.maximum(of_lane(view.speed[:, None] * cos), 0.0)
-    desired = drivers.eager * jax.vmap(at_station)(drivers.station, scenario.lanes[drivers.lane, :, 3])
+    desired = drivers.eager * jax.vmap(at_station)(drivers.station, scenario.lanes.speed[drivers.lane])
     speed = drivers.speed[:, None]
     following = jnp.min(idm(speed, desired[:, None], gap, leader_speed), axis=1)
     to_line = scenario.line[drivers.lane] - drivers.station - length / 2

@@ -9,8 +9,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
-from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Positive, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.envs.driving import observation, rewards
 from rlexp.envs.driving.draw import draw
@@ -55,6 +56,9 @@ class Config:
     """Kinds of layout, each drawn as often: straight, curve, merge, crossing, roundabout."""
     max_episode_steps: Count
     """Steps of 0.1 s after which an episode is truncated."""
+    grip: Positive | None
+    """Sideways acceleration that tyres hold, m/s²: where that is less, the curvature 0.3 stands for what they hold at the speed.
+    null: they hold any."""
     observed_cars: Count
     """The nearest so many of the others are seen."""
     layouts: Count | None
@@ -94,7 +98,7 @@ def make(config: Config) -> Env:
 
     def step(key: Key, state: State, action: jax.Array, params: PyTree) -> Transition:
         del key
-        after = advance(state, action)
+        after = advance(state, action if config.grip is None else held(action, state.ego.speed, config.grip))
         happened = rewards.events(state, after)
         after = rewards.remember(happened, after)
         weighed = [params[name] * term for name, term in rewards.terms(happened, after).items()]
@@ -110,3 +114,9 @@ def make(config: Config) -> Env:
     return episodic(
         spec, reset, step, params=dataclasses.asdict(config.params), resets=config.resets, draw=lambda s, _: draw(s)
     )
+
+
+def held(action: Float[Array, " 2"], speed: Float[Array, ""], grip: float) -> Float[Array, " 2"]:
+    """The action with its curvature scaled: the largest stands for what they hold, or 0.3 1/m."""
+    most = jnp.minimum(1.0, grip / (MAX_CURVATURE * jnp.square(jnp.maximum(speed, 1.0))))
+    return action * jnp.stack([jnp.ones(()), most])
