@@ -9,6 +9,7 @@
   const ticked = new Set(state.ticked);
   const COLORS = ["#1f5fbf", "#e08a3c", "#2b9a77", "#b8467c", "#7b61c9", "#4aa3c7", "#8a6d3b", "#7c8594"];
   const MOST_ROWS = 200, MOST_GROUPS = 24, MOST_COMPARED = 12, RESAMPLES = 300;
+  const MOST_DRAWN = 1.5e6; // values in all resamples of a group: a page of thousands still answers
 
   // --- elements, of text ---
   const element = (name, attributes = {}, ...inside) => {
@@ -150,7 +151,7 @@
   // --- curves of groups ---
   // The mean of the middle half, as rlexp.sweep.statistics has it: a quarter, rounded down, is cut off at either end.
   function iqm(values) {
-    const sorted = Float64Array.from(values).sort(), out = Math.floor(sorted.length / 4);
+    const sorted = new Float64Array(values).filter((x) => !Number.isNaN(x)).sort(), out = Math.floor(sorted.length / 4);
     let sum = 0;
     for (let i = out; i < sorted.length - out; i++) sum += sorted[i];
     return sum / (sorted.length - 2 * out);
@@ -174,14 +175,15 @@
     let steps = [...new Set(own.flatMap(([x]) => x))].sort((a, b) => a - b);
     if (steps.length > 200) steps = Array.from({ length: 200 }, (_, i) => steps[Math.round((i * (steps.length - 1)) / 199)]);
     const draw = random(0);
-    const resamples = own.length < 2 ? [] : Array.from({ length: RESAMPLES }, () => own.map(() => Math.floor(draw() * own.length)));
+    const many = Math.max(40, Math.min(RESAMPLES, Math.floor(MOST_DRAWN / (own.length * steps.length || 1))));
+    const resamples = own.length < 2 ? [] : Array.from({ length: many }, () => own.map(() => Math.floor(draw() * own.length)));
     const line = { steps, middle: [], low: [], high: [], runs: [] };
     for (const step of steps) {
       const values = own.map((curve) => valueAt(curve, step)), known = values.filter((x) => !Number.isNaN(x));
       line.middle.push(iqm(known));
       line.runs.push(known.length);
-      const means = known.length < 2 ? [] : resamples.map((who) => who.map((i) => values[i]).filter((x) => !Number.isNaN(x)))
-        .filter((some) => some.length).map(iqm).sort((a, b) => a - b);
+      const means = new Float64Array(known.length < 2 ? 0 : resamples.map((who) => iqm(who.map((i) => values[i])))).sort()
+        .filter((x) => !Number.isNaN(x));
       const quantile = (q) => means[Math.round(q * (means.length - 1))] ?? NaN;
       line.low.push(quantile(0.025));
       line.high.push(quantile(0.975));

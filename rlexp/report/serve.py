@@ -68,8 +68,12 @@ class Board:
             return list(self._runs.values())
 
     def index(self) -> dict[str, Any]:
-        """The table."""
+        """The table as it is now."""
         return explorer.index(self.runs(), self.finder.roots)
+
+    def first(self) -> dict[str, Any]:
+        """The table as it was when somebody last looked: who comes in waits for no disk, and asks for what is new in a moment."""
+        return explorer.index(list(self._runs.values()), self.finder.roots)
 
     def shown(self, ids: Sequence[str]) -> dict[str, Any]:
         """{id: what is shown of a run}."""
@@ -183,7 +187,7 @@ def application(board: Board, token: str, port: int) -> Any:
         return request.query.get("runs", "").split(",")
 
     async def page(request: web.Request) -> web.Response:
-        index = await asyncio.to_thread(board.index)
+        index = await asyncio.to_thread(board.first)
         answer = web.Response(text=live_page(board, index), content_type="text/html")
         answer.enable_compression()
         return answer

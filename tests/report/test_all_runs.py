@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import hypothesis
+import numpy as np
 import pytest
 from browser import in_chromium
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from rlexp.report import details, explorer
 from rlexp.report.__main__ import main
 from rlexp.report.found import Finder
 from rlexp.sweep import report
+from rlexp.sweep.statistics import estimate
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,7 @@ window.addEventListener("load", async () => {
   seen.legend = all("#by-keys .legendtext").map((x) => x.textContent);
   seen.lines = all("#by-keys path.js-line").length;
   seen.points = all("#against .point").length;
+  seen.groups = document.getElementById("by-keys").data.map((x) => [x.name ?? "", x.y]);
   const click = (what) => document.querySelector(what).click();
   const filter = (text) => {
     const box = document.getElementById("filter");
@@ -212,6 +215,12 @@ def test_in_a_browser_one_works_with_it(root, tmp_path):
     assert [line for line in console if "video.mp4" not in line] == [] and seen["injected"] == 0
     assert len(seen["rows"]) == 12 and seen["lines"] >= 4 and seen["points"] >= 9
     assert any(evil in name for name in seen["legend"])
+    # Of 10, 11, 12 and 1 the mean of the middle half, within its interval; the report's own has the same.
+    ((band, middle),) = [
+        (seen["groups"][i - 1][1], y) for i, (name, y) in enumerate(seen["groups"]) if "lr=0.001" in name
+    ]
+    assert middle[-1] == pytest.approx(estimate(np.array([10.0, 11, 12, 1])).iqm) == pytest.approx(10.5)
+    assert len(band) == 2 * len(middle) and band[len(middle)] < 10.5 < band[len(middle) - 1] <= 12
     assert seen["best"] == "outputs/one"
     assert seen["filtered"] == ["sweep/4", "sweep/5", "sweep/6"]
     ((steps, middle),) = [(x, y) for name, x, y in seen["bySeed"] if "seed=0" in name]
