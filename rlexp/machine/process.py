@@ -1,9 +1,11 @@
-"""What a command does before all else: its printing cannot fail, and Ctrl-C ends it in a line, however early.
+"""What a command does before all else: its printing cannot fail, Ctrl-C ends it in a line, however early, and the end is soon.
 
 Nothing is imported here that takes time, `typing` neither: before `prepare`, Ctrl-C is a traceback of the interpreter's.
 Programs that import rlexp keep their own streams and signals.
 """
 
+import atexit
+import gc
 import io
 import os
 import signal
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _LAST_S = 30.0  # that threads and exit handlers have once all is done
+_ended: "int | None" = None  # the exit code, once `run` has come to its end
 
 
 def prepare() -> None:
@@ -28,6 +31,8 @@ def prepare() -> None:
         except OSError:  # closed, as by `>&-`: else the next file that is opened, a user's, would get what is printed
             os.open(os.devnull, os.O_RDWR)
     sys.stdout, sys.stderr = _unheard(sys.stdout), _unheard(sys.stderr)
+    if not atexit._ncallbacks():  # the first to be registered is the last to be called, and skips nobody
+        atexit.register(_leave)
     import logging  # only now: it takes as long as all before
 
     logging.raiseExceptions = False  # a log file on a full disk is no reason for a traceback a line
@@ -35,6 +40,7 @@ def prepare() -> None:
 
 def run(main: "Callable[[], object]", *, last_s: float = _LAST_S) -> "NoReturn":
     """Ends the process with what `main` ends with, and soon after it: whatever thread may still wait for what never comes."""
+    global _ended
     code = 1
     try:
         main()
@@ -50,7 +56,25 @@ def run(main: "Callable[[], object]", *, last_s: float = _LAST_S) -> "NoReturn":
         watchdog = threading.Timer(last_s, os._exit, (code,))
         watchdog.daemon = True
         watchdog.start()
+        _ended = code
     sys.exit(code)
+
+
+def _leave() -> None:
+    """Ends the process where the interpreter would begin to take itself apart, which with JAX takes a second and is of no use:
+    threads have ended by then, and exit handlers have been called. Files that nobody closed get what was written to them.
+    """
+    if _ended is None:
+        return
+    import contextlib
+
+    files = [x for x in gc.get_objects() if isinstance(x, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom)]
+    for file in sorted(
+        files, key=lambda x: not isinstance(x, io.TextIOWrapper)
+    ):  # what text writes into comes after it
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+            file.flush()
+    os._exit(_ended)
 
 
 class _Unheard(io.FileIO):

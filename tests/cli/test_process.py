@@ -52,6 +52,40 @@ def test_an_end_is_bounded(tmp_path, code):
     assert done.returncode == code
 
 
+ENDS = """
+import atexit, sys, threading, time
+if sys.argv[1] == "registered":
+    atexit.register(lambda: print("earlier"))
+from rlexp.machine import process
+process.prepare()
+class Part:
+    def __del__(self):
+        print("taken apart")
+part, text, data = Part(), open("text", "w"), open("data", "r+b" if sys.argv[1] == "registered" else "wb")
+def main():
+    import atexit
+    atexit.register(lambda: print("handler"))
+    threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+    text.write("not yet on the disk")
+    data.write(b"nor this")
+    print("no newline", end=" ")
+    sys.exit(3)
+process.run(main)
+"""
+
+
+@pytest.mark.parametrize("how", ["", "registered"])
+def test_an_end_is_soon_and_loses_nothing(tmp_path, how):
+    """The interpreter is not taken apart, which takes as long as a short run; unless handlers were there that would be missed."""
+    (tmp_path / "data").touch()
+    command = [sys.executable, "-c", ENDS, how]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == "no newline thread\nhandler\n" + ("earlier\ntaken apart\n" if how else "")
+    assert (tmp_path / "text").read_text() == "not yet on the disk"
+    assert (tmp_path / "data").read_text() == "nor this"
+
+
 def test_signals_in_any_order_ask_for_the_end(monkeypatch):
     """SIGHUP after SIGUSR2 too. One Ctrl-C that comes twice is one; another one, later, ends at once."""
     clock = [100.0]
