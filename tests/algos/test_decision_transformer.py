@@ -66,7 +66,7 @@ def test_acting_sees_what_learning_sees(continuous):
 
 
 def network(num_rows: int, *, remat: bool = False) -> tuple[Any, Any, tuple]:
-    torso = MLP((jax.ShapeDtypeStruct((2,), jnp.float32),), (5,), "tanh", False, jnp.float32)
+    torso = MLP((jax.ShapeDtypeStruct((2,), jnp.float32),), (5,), "tanh", False, jnp.float32, "orthogonal")
     made = DecisionTransformer(torso, 3, 8, 2, 2, 50, remat, jnp.float32)
     keys = jax.random.split(jax.random.key(1), 4)
     rows = (

@@ -1,5 +1,6 @@
 """What a program computes in, seen in the program: bfloat16 products, and float32 wherever something is summed or learnt."""
 
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -36,6 +37,10 @@ def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
             for p in (parameter if isinstance(parameter, tuple | list) else (parameter,))
             if isinstance(p, core.ClosedJaxpr | core.Jaxpr)
         ]
+        if "levels" in equation.params:  # of rlexp.networks.multilinear
+            evaluate = functools.partial(equation.primitive.impl, **equation.params)
+            structs = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars)
+            inner = [jax.make_jaxpr(evaluate)(*structs).jaxpr]
         for jaxpr_ in inner:
             yield from equations(jaxpr_)
         if not inner:
