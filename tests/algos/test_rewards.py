@@ -118,7 +118,8 @@ def test_members_of_a_pack_have_their_own_deviation():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), one, alone)
 
 
-@pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["mlp", "gru"])
 def test_a_run_that_is_cut_within_episodes_and_resumed_is_the_same_to_the_bit(network, tmp_path):
     from rlexp.training.loop import Resume
 

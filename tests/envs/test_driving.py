@@ -149,6 +149,7 @@ def test_who_follows_a_log_looks_at_nobody_and_the_others_do():
     )
 
 
+@pytest.mark.slow
 def test_cars_seen_are_the_nearest_and_in_order():
     at = starts(16)
     shown = np.asarray(jax.vmap(observation.observe, in_axes=(0, None))(at, 8)["cars"])
@@ -188,6 +189,7 @@ def test_a_scene_is_drawn_with_the_ego_vehicle_upright_in_the_middle_of_its_lane
 # --- the environment ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_layouts_are_numbered_and_another_range_is_another_set():
     def lanes(**changes):
         env = build_env("driving/merge", **changes)

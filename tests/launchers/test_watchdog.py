@@ -59,7 +59,7 @@ def world(tmp_path, monkeypatch):
     standin.clear()
 
 
-@pytest.mark.parametrize("queued", [True, False])
+@pytest.mark.parametrize("queued", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_without_a_heartbeat_it_saves_and_deletes_itself(world, queued):
     world.create(ASK._replace(queued=queued))
     world.ssh(watchdog.start(QUICK._replace(queued=queued), "x"))
@@ -69,6 +69,7 @@ def test_without_a_heartbeat_it_saves_and_deletes_itself(world, queued):
     assert world.standin.calls("delete", "tpu-vm" if not queued else "queued-resources")
 
 
+@pytest.mark.slow
 def test_who_asks_keeps_it(world):
     world.create()
     world.ssh(watchdog.start(QUICK, "x"))
@@ -79,6 +80,7 @@ def test_who_asks_keeps_it(world):
     assert not world.saved.exists()
 
 
+@pytest.mark.slow
 def test_who_is_back_while_it_saves_finds_what_was_saved(world):
     world.create()
     world.ssh(watchdog.start(QUICK, "x"))
@@ -103,6 +105,7 @@ def test_there_is_one_and_other_numbers_make_another(world):
     world.until(lambda: not program.exists() or not program.read_bytes())
 
 
+@pytest.mark.slow
 def test_one_that_nobody_has_ever_spoken_to_ends_too(world, monkeypatch, tmp_path):
     monkeypatch.setattr(watchdog, "_BOOT_S", 3)
     boot = tmp_path / "boot.sh"

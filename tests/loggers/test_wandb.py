@@ -93,6 +93,7 @@ def test_sixteen_runs_at_once(child):
         assert run.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_killed_offline_run_is_whole_after_resume(child):
     """W&B loses the last rows of a killed process. The resumed run has all, and each once."""
     child.run(kill=True, end=400)
@@ -272,6 +273,7 @@ def test_a_killed_pack_is_whole_after_resume(child):
     assert len(list((child.root / "wandb").glob("replaced-offline-run-*"))) == 1
 
 
+@pytest.mark.slow
 def test_an_online_pack_holds_each_row_once_after_resumes(child, server):
     child.run(members=2, runs="pack")
     ((run_id, run),) = server.runs.items()

@@ -102,6 +102,7 @@ def test_all_parts_are_measured(one_device: Path) -> None:
     assert report["env_steps_per_second"] == pytest.approx(32 / report["seconds_per_update"]["chunk"])
 
 
+@pytest.mark.slow
 def test_the_trace_is_split_by_scope_and_sorted(one_device: Path) -> None:
     trace = json.loads((one_device / "profile.json").read_text())["trace"]
     shares = {name: part["share"] for name, part in trace["parts"].items()}
@@ -113,11 +114,13 @@ def test_the_trace_is_split_by_scope_and_sorted(one_device: Path) -> None:
     assert {op["count"] for op in trace["operations"]} & {1.0, 4.0}
 
 
+@pytest.mark.slow
 def test_one_device_has_no_collectives(one_device: Path) -> None:
     trace = json.loads((one_device / "profile.json").read_text())["trace"]
     assert trace["collectives"] == {"seconds": 0.0, "count": 0.0, "share": 0.0}
 
 
+@pytest.mark.slow
 def test_what_is_left_behind(one_device: Path) -> None:
     report = json.loads((one_device / "profile.json").read_text())
     assert (one_device / report["trace"]["file"]).stat().st_size > 0

@@ -38,7 +38,7 @@ def test_sums_of_given_weights(num):
     np.testing.assert_allclose(found.total, weights.sum(dtype=np.float64), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("num", "each"), [(20, 100), (3_000, 100), (70_000, 20)])
+@pytest.mark.parametrize(("num", "each"), [(20, 100), (3_000, 100), pytest.param(70_000, 20, marks=pytest.mark.slow)])
 def test_draws_follow_the_weights(num, each):
     """Chi-squared over all weights, fixed key, `each` draws of one on average; every tenth weight is 0."""
     weights = np.random.default_rng(1).exponential(size=num).astype(np.float32) + np.float32(0.1)

@@ -73,7 +73,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capfd):
     assert summary["resumed_from"] == 960 - 5 * 64 and summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("what", ["learner", pytest.param("params", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["learner", "params"])
 def test_a_new_run_starts_from_what_was_learnt(what, tmp_path):
     train(tmp_path / "old", *TINY, "total_env_steps=640")
     # no update is large enough to move parameters by much at this learning rate

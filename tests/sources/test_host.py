@@ -116,6 +116,7 @@ def test_trajectories_are_those_of_the_environment_stepped_by_hand():
     source.close()
 
 
+@pytest.mark.slow
 def test_the_numbers_of_an_environment_are_logged(tmp_path):
     """In bfloat16 too."""
     train(
@@ -295,6 +296,7 @@ def test_the_source_hears_what_its_samples_were_worth():
 # --- sweeps, modes, refusals -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_sweep_train_alone(place):
     rlexp.sweep([*QUIET, *CARTPOLE, "total_env_steps=128"], seed=[1, 2], **{"hydra.sweep.dir": "sweep"})
     jobs = [place / "sweep" / str(number) for number in range(2)]

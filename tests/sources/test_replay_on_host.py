@@ -69,8 +69,9 @@ def test_algorithms_with_a_memory_train(line, tmp_path):
 
 @pytest.mark.parametrize(
     ("network", "source"),
-    [("gru", "actors"), pytest.param("transformer", "host", marks=pytest.mark.slow)],
+    [("gru", "actors"), ("transformer", "host")],
 )
+@pytest.mark.slow
 def test_sequences_of_a_policy_that_remembers(network, source, tmp_path):
     small = [o for o in TINY if not o.startswith("network.")]
     line = f"env=gymnasium/cartpole algo=r2d2 network={network} source={source} algo.sequence_length=12 algo.burn_in=2"

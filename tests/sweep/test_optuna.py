@@ -24,7 +24,8 @@ def test_optuna_missing_is_told(tmp_path, monkeypatch):
         search(tmp_path / "sweep", "sweeper=optuna", LR)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", pytest.param("cmaes", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
 def test_optuna_asks_in_batches_and_is_told_the_means(sampler, tmp_path):
     line = ("sweeper=optuna", f"sweeper.sampler={sampler}", LR, "algo.num_epochs=interval(1, 8)", "seed=1,2")
     objective = lambda overrides: log_lr(overrides) + value_of(overrides, "seed")  # noqa: E731

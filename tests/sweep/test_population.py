@@ -306,6 +306,7 @@ def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, t
         assert_same(tmp_path / str(i), undisturbed / str(i))
 
 
+@pytest.mark.slow
 def test_four_devices_make_the_same_choices(undisturbed, paying, tmp_path):
     assert [s["status"] for s in trained(tmp_path, None, devices=4)] == ["finished"] * 4
     for i in range(4):  # the programs round otherwise, with one member on a device or four

@@ -178,6 +178,7 @@ def from_chunk(number, losses):
     return change
 
 
+@pytest.mark.slow
 def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path):
     """The second of two, in the fourth chunk. The other goes on; of the second nothing is written any more."""
     every = ("checkpoint.every_updates=1", "total_env_steps=640", "checkpoint=default")
@@ -222,6 +223,7 @@ def test_evaluation_plays_exactly_one_episode_each():
     assert length.max() < 200  # ... but soon: several episodes would go on to the 500 steps that end them all
 
 
+@pytest.mark.slow
 def test_greedy_and_sampled_differ():
     episodes = {}
     for mode in ("greedy", "sampled"):

@@ -78,4 +78,6 @@ class Wide:
 
     @staticmethod
     def make(config: Any, *, observation: Any, dtype: Any) -> Any:
-        return mlp.MLP(tuple(jax.tree.leaves(observation)), (config.params["width"],), "tanh", False, dtype, "orthogonal")
+        return mlp.MLP(
+            tuple(jax.tree.leaves(observation)), (config.params["width"],), "tanh", False, dtype, "orthogonal"
+        )
