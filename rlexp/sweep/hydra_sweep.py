@@ -16,6 +16,7 @@ from rlexp import compose, hints, hydra_internals
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
 from rlexp.storage import rundir
 from rlexp.sweep import hydra_jobs, places
+from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
 from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
@@ -137,7 +138,7 @@ def _sweep(
         except ConfigError:
             # Nothing of this batch has been started. Where it is some trials that are no valid runs, others take their places,
             # unless trials differ in nothing that can make a run invalid.
-            if not sweeper.space or has_grid:
+            if not sweeper.space or not sweeper.redraws:
                 raise
             verdicts |= {t: _why_not(plugin, [[*job, *t] for job in grid]) for t in trials if t not in verdicts}
             refused = {t: Refused(why) for t in trials if (why := verdicts[t])}
@@ -145,7 +146,7 @@ def _sweep(
                 raise
             left = sum(t not in refused for t in trials)
             fitting, misses = left, 0 if left > fitting else misses + len(trials) - left
-            lines = [f"{' '.join(t)}: {refusal.why}" for t, refusal in refused.items()]
+            lines = [f"{' '.join(shown(t))}: {refusal.why}" for t, refusal in refused.items()]
             if misses >= _MISSES:
                 raise ConfigError(f"sweeper.space: hardly a draw is a valid run; {lines[0]}") from None
             print("\n".join(f"drawn anew: {line}" for line in lines), flush=True)
@@ -206,7 +207,9 @@ def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence
     given = Sweep(directory, config, modules, grid, intervals, options)
     sweeper: Sweeper = load_module(modules["sweeper"], "sweeper").make(config.sweeper, given)
     if unknown := intervals.keys() - sweeper.space.keys():
-        raise ConfigError(f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random, optuna or pbt")
+        raise ConfigError(
+            f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random, optuna, asha or pbt"
+        )
     for key in sweeper.space:
         if said := [o.input_line for o in overrides if o.key_or_group == key and not o.is_interval_sweep()]:
             raise ConfigError(f"{key}: both in sweeper.space and on the command line, {said[0]!r}; leave one out")
@@ -272,4 +275,7 @@ def _best(results: Sequence[tuple[Trial, float | None]], jobs_per_trial: int) ->
     trial, value = results[found]
     first, last = found * jobs_per_trial, (found + 1) * jobs_per_trial - 1
     jobs = f"job {first}" if first == last else f"jobs {first} to {last}"
-    return [f"the best of {len(results)} trials is trial {found} ({jobs}) with {value:.6g}", *(f"  {x}" for x in trial)]
+    return [
+        f"the best of {len(results)} trials is trial {found} ({jobs}) with {value:.6g}",
+        *(f"  {x}" for x in shown(trial)),
+    ]

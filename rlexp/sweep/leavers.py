@@ -10,6 +10,7 @@ from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.storage import rundir, store
 from rlexp.sweep.packing import Job
+from rlexp.training.saves import NARROWED
 
 
 class Left(NamedTuple):
@@ -18,7 +19,6 @@ class Left(NamedTuple):
     env_steps: int
     objective: float | None
     is_over: bool  # it has all that its job was to have
-    status: str = "finished"  # of one that is over
 
     @property
     def words(self) -> str:
@@ -43,10 +43,11 @@ def _leavers(pack: Sequence[Job], built: Sequence[Experiment], folder: Path) -> 
     for i, (job, experiment) in enumerate(zip(pack, built, strict=True)):
         directory = store.checkpoints(job.dir)
         own = checkpoint.own_meta(directory)
-        if own is None:
+        if own is None or own.get(NARROWED) == folder.name:
             continue
+        if any(status == "pruned" for status, *_ in own.get("ended", {}).values()):
+            continue  # the pack comes by that again, and by whoever else was there to be compared with
         is_over = _is_over(job, experiment, own)
-        is_pruned = any(status == "pruned" for status, *_ in own.get("ended", {}).values())
         if len(pack) == 1:
             has_left = is_over and own["update"] > experiment.total_updates
         elif of_all is None or own["update"] > of_all["update"]:
@@ -56,8 +57,7 @@ def _leavers(pack: Sequence[Job], built: Sequence[Experiment], folder: Path) -> 
             has_left = behind and not checkpoint.points_to_pack(directory)
         if has_left:
             checkpoint.leave_pack(directory)
-            status = "pruned" if is_pruned else "finished"
-            found[i] = Left(own["env_steps"], own["objectives"][0], is_over or is_pruned, status)
+            found[i] = Left(own["env_steps"], own["objectives"][0], is_over)
     return found
 
 

@@ -79,14 +79,19 @@ def populations(directory: Path, jobs: Sequence[Entry]) -> list[Population]:
     ]
 
 
+def is_pruned_between(overrides: Iterable[str]) -> bool:
+    """Whether `sweeper=asha`, or a pruner, decides how long the job trains."""
+    return "between=halving" in overrides
+
+
 def is_population(overrides: Iterable[str]) -> bool:
     """Whether the job is a member of one."""
     return f"between={PREFIX}" in overrides
 
 
 def shown(overrides: Sequence[str]) -> list[str]:
-    """What tells jobs apart, without what `sweeper=pbt` adds to each."""
-    if not is_population(overrides):
+    """What tells jobs apart, without what `sweeper=pbt`, `sweeper=asha` and pruners add to each."""
+    if not is_population(overrides) and not is_pruned_between(overrides):
         return list(overrides)
     return [o for o in overrides if override_key(o).split(".")[0] != "between"]
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,36 @@ from rlexp.sweep.packing import PACKS, Job, name
 from rlexp.training.layout import layout_of
 from rlexp.training.loop import Diverged, Member, Resume, train_pack
 from rlexp.training.program import Traced, trace
+from rlexp.training.saves import NARROWED
 
 
 class Programs:
-    """The programs of the pack that trained last: with pack=off, or max_pack, the next one often has the same."""
+    """The programs of the pack that trained last: with pack=off, or max_pack, the next one often has the same. Of one that was
+    narrowed, those for each number of members."""
 
     def __init__(self) -> None:
-        self._key: tuple[str, int] | None = None
-        self._traced: Traced
+        self._key = ""
+        self._traced: dict[int, Traced] = {}
 
     def of(self, pack: Sequence[Job], built: Sequence[Experiment]) -> Traced:
         """Raises ConfigError where the devices are not there."""
         # What acts between chunks is no part of them: populations of one sweep share their programs.
-        key = (pack_key(pack[0].node | {"between": None}), len(pack))
-        fresh = key != self._key
-        self._traced = trace(built, layout_of(built)) if fresh else self._traced.with_members(built)
-        self._key = key
-        return self._traced
+        key = pack_key(pack[0].node | {"between": None})
+        if key != self._key:
+            self._key, self._traced = key, {}
+        known = self._traced.get(len(pack))
+        self._traced[len(pack)] = known.with_members(built) if known else trace(built, layout_of(built))
+        return self._traced[len(pack)]
 
 
-def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs) -> None:
-    """Trains the jobs; the record and each job's summary.json say how each of them ended."""
+def train(
+    pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs, again: bool = True
+) -> None:
+    """Trains the jobs; the record and each job's summary.json say how each of them ended. `again` counts an attempt."""
     folder = sweep_dir / PACKS / name(pack)
+    if rest := _narrowed(pack, folder):
+        _go_on_narrower(pack, rest, sweep_dir, record, stop=stop, programs=programs)
+        return
     lost: dict[int, str] = {}  # member -> why its directory cannot be used, or is left alone
     left: dict[int, Left] = {}  # members that have gone on alone, of which more is known than the pack knows
     try:
@@ -64,12 +72,15 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
                 for i, (job, experiment) in enumerate(zip(pack, built, strict=True))
             ]
             started = {"pack": folder.name, "status": "running", "error": None}
-            record.settle({pack[i].number: started | {"run_id": run_id} for i, run_id in run_ids.items()}, again=True)
+            record.settle({pack[i].number: started | {"run_id": run_id} for i, run_id in run_ids.items()}, again=again)
             if distributed.is_lead():
                 store.push(*(pack[i].dir for i in run_ids))
             resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             traced = programs.of(pack, built)
-            summaries = train_pack(members, stop=stop, resume=resume, directory=home, traced=traced, lost=lost)
+            narrower = _narrower(pack, sweep_dir)
+            summaries = train_pack(
+                members, stop=stop, resume=resume, directory=home, traced=traced, lost=lost, narrower=narrower
+            )
     except (Exception, SystemExit) as error:  # a failed job is a failed job, whatever a module raises: the others go on
         too_large = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         # Of what it has learnt halves would know nothing, and where something acts on all members they would be another thing.
@@ -87,9 +98,67 @@ def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, p
     else:
         ended = zip(pack, summaries, strict=True)
         record.settle({job.number: _outcome(s) for i, (job, s) in enumerate(ended) if i not in left})
+        rest = [job for job, summary in zip(pack, summaries, strict=True) if summary["status"] == "stopped"]
+        if rest and _has_narrowed(rest, sweep_dir, folder):
+            rundir.write_json(folder / _NARROWED, [job.number for job in rest])
+            _go_on_narrower(pack, rest, sweep_dir, record, stop=stop, programs=programs, again=False)
         if all(summary["status"] in OVER for summary in summaries):
             _remove(folder)  # each has its own part of it; one that was lost begins again if it is retried
     _each_alone(pack, left, sweep_dir, record, stop=stop, programs=programs)
+
+
+# --- a pack of which few are left ---------------------------------------------------------------------------------------
+
+_NARROWED = (
+    "narrowed.json"  # in its directory: the numbers of the jobs that go on, once the checkpoint of these is there
+)
+
+
+def _home(pack: Sequence[Job], sweep_dir: Path) -> Path:
+    """Where a pack keeps its checkpoints."""
+    return pack[0].dir if len(pack) == 1 else sweep_dir / PACKS / name(pack)
+
+
+def _narrower(pack: Sequence[Job], sweep_dir: Path) -> Callable[[Sequence[int]], Path] | None:
+    """For `train_pack`. A worker in a cloud brings along what its own pack has in the store, and nothing of another one."""
+    if len(pack) == 1 or not pack[0].config.checkpoint.enabled or store.url_of(sweep_dir):
+        return None
+    return lambda going: _home([pack[i] for i in going], sweep_dir)
+
+
+def _has_narrowed(rest: Sequence[Job], sweep_dir: Path, folder: Path) -> bool:
+    """Whether the pack ended because few of it are left, and not because it was stopped."""
+    checkpoint = experiments.load_module(rest[0].modules["checkpoint"], "checkpoint")
+    own = checkpoint.own_meta(store.checkpoints(_home(rest, sweep_dir)))
+    return own is not None and own.get(NARROWED) == folder.name
+
+
+def _narrowed(pack: Sequence[Job], folder: Path) -> list[Job]:
+    """Those that have gone on as a smaller pack."""
+    numbers = rundir.read_json(folder / _NARROWED) or []
+    return [job for job in pack if job.number in numbers]
+
+
+def _go_on_narrower(
+    pack: Sequence[Job],
+    rest: Sequence[Job],
+    sweep_dir: Path,
+    record: Record,
+    *,
+    stop: Stop,
+    programs: Programs,
+    again: bool = True,
+) -> None:
+    """Trains those that are left. The others are over, though a killed process may not have recorded it."""
+    there = {job.number for job in rest}
+    ended = {job.number: rundir.read_json(job.dir / "summary.json") for job in pack if job.number not in there}
+    record.settle(
+        {number: _outcome(summary) for number, summary in ended.items() if summary and summary["status"] in OVER}
+    )
+    if stop.reason is None:
+        train(rest, sweep_dir, record, stop=stop, programs=programs, again=again)
+    if stop.reason is None:
+        _remove(sweep_dir / PACKS / name(pack))
 
 
 def _each_alone(
@@ -105,7 +174,7 @@ def _each_alone(
     for i, one in left.items():
         if one.is_over:
             print(f"job {pack[i].number} ({pack[i].dir}): {one.words}", flush=True)
-            outcome = {"status": one.status, "objective": one.objective, "error": None}
+            outcome = {"status": "finished", "objective": one.objective, "error": None}
         elif stop.reason is not None:
             outcome = {"status": "stopped"}
         else:

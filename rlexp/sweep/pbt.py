@@ -69,7 +69,7 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
             whose = [override for override in job if override not in everywhere]
             print(_best(results[first : first + config.population], first, whose), flush=True)
 
-    return Sweeper(space, batches(), grid=[[]])
+    return Sweeper(space, batches(), grid=[[]], redraws=False)
 
 
 def _members(config: Config, space: Space, number: int, job: Sequence[str], seed: int) -> list[Trial]:

@@ -45,5 +45,6 @@ class Sweeper(NamedTuple):
 
     space: Space
     batches: Batches
-    # None: the command line's multiplies the trials. Else they have all of that in them; then no trial is refused alone.
+    # None: the command line's multiplies the trials. Else they have all of that in them, and the sweeper says what came of them.
     grid: Sequence[Sequence[str]] | None = None
+    redraws: bool = True  # whether others take the places of trials that are refused; else all are refused with one

@@ -50,22 +50,32 @@ class Between(NamedTuple):
     change: Callable[[Key, PyTree, jax.Array], PyTree] | None = None
     # returns -> {member: why it leaves}, on the host; NaN stands for a member that has failed or left. Comes before `change`.
     leave: Callable[[np.ndarray], Mapping[int, Leave]] = lambda returns: {}
+    # The same by the moment alone, which a member that is gone on with alone (`resume=…`) is not asked.
+    prune: Callable[[Moment], Mapping[int, Leave]] = lambda moment: {}
     # On the host, by the moment alone; None: nothing is exchanged. Comes after `change`.
     exchange: Callable[[Moment], Exchange | None] = lambda moment: None
     # What is told of members that begin. It is numbers alone: texts are for `config.yaml`.
     begin: Callable[[Sequence[Config]], Sequence[Told]] = lambda configs: [{} for _ in configs]
     # (experiment, how many members there are): raises ConfigError, before anything is made.
     check: Callable[[Experiment, int], None] = lambda experiment, num_members: None
+    # Whether a pack of which at most half is left may go on as a smaller program, which costs its compilation.
+    narrows: bool = False
 
 
 def of(config: Config, modules: Mapping[str, str]) -> Sequence[Between]:
     """Those of a configuration. Where there are none, a chunk is dispatched before the metrics of the last one are read."""
     found = []
     if config.between is not None:
-        found.append(load_module(modules["between"], "between").make(config.between))
+        hook: Between = load_module(modules["between"], "between").make(config.between)
+        found.append(hook if config.resume is None else hook._replace(prune=Between().prune))
     if (goal := config.stop_at.return_) is not None:
         found.append(Between(leave=lambda returns: _there(returns, goal)))
     return found
+
+
+def leaving(hook: Between, moment: Moment) -> Mapping[int, Leave]:
+    """Who leaves at an evaluation."""
+    return {**hook.prune(moment), **hook.leave(moment.returns)}
 
 
 def told_at_start(hooks: Sequence[Between], configs: Sequence[Config]) -> list[Told]:

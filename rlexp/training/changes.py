@@ -8,7 +8,7 @@ import numpy as np
 
 from rlexp.experiment import lr_factor
 from rlexp.sameness import TRACED
-from rlexp.training.between import Between, Exchange, Moment
+from rlexp.training.between import Between, Exchange
 from rlexp.training.members import Pack
 from rlexp.training.program import Run, Traced, changed_by
 from rlexp.types import PyTree
@@ -25,8 +25,7 @@ def acting(hook: Between, traced: Traced, pack: Pack) -> Act:
     def act(run: Run, update: int) -> Run:
         if change:
             run = change(run, update, pack.returns())
-        moment = Moment(lead.env_steps(update - 1), lead.env_steps(update), pack.returns(), pack.told)
-        found = hook.exchange(moment)
+        found = hook.exchange(pack.moment(update))
         if found is None:
             return run
         pack.told = [dict(told) for told in found.told]

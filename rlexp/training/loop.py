@@ -8,7 +8,7 @@ depend on the update count alone, so a resumed run has the same ones as an undis
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +40,7 @@ def train_pack(
     directory: Path | None = None,
     traced: program.Traced | None = None,
     lost: Mapping[int, str] = MappingProxyType({}),
+    narrower: Callable[[Sequence[int]], Path] | None = None,
 ) -> list[dict[str, Any]]:
     """Trains the members as one program; gives each one's summary, which is written to its directory too.
 
@@ -52,6 +53,8 @@ def train_pack(
       traced: the members' programs; None traces them.
       lost: member -> why its directory cannot be used. It has failed already; it runs along, since the program and the
         checkpoints are of all, and nothing of it is written.
+      narrower: the directory of a pack of these members alone. Where something that acts between chunks `narrows`, training
+        ends once at most half of the members are left, with a checkpoint of them in there, to go on from.
 
     Raises:
       ConfigError: the devices or the checkpoint do not fit.
@@ -111,9 +114,12 @@ def train_pack(
                 reports.hand_in(Chunk(update, 0, {}, compiled.evaluate(run, update)))
             if start.had_ended:  # it is still so, unless it is asked for more now
                 for hook in hooks:
-                    saves.let_leave(hook.leave(pack.returns()), update, run)
+                    saves.let_leave(between.leaving(hook, pack.moment(update)), update, run)
+            may_narrow = narrower is not None and any(hook.narrows for hook in hooks)
+            # Also one that was stopped, or killed, before it could.
+            narrow = may_narrow and update > 0 and schedule.evaluation_due(lead, update) and pack.is_half_empty()
             (stopping,) = distributed.any_of(stop.reason is not None)
-            while update < lead.total_updates and not stopping and pack.going():
+            while update < lead.total_updates and not stopping and not narrow and pack.going():
                 boundary = schedule.chunk_end(lead, update)
                 run, counted = compiled.chunk(run, boundary - update)
                 episodes = compiled.evaluate(run, boundary) if schedule.evaluation_due(lead, boundary) else None
@@ -122,8 +128,9 @@ def train_pack(
                 if hooks and episodes is not None and update < lead.total_updates:
                     reports.finish()
                     for hook, act in zip(hooks, acts, strict=True):
-                        saves.let_leave(hook.leave(pack.returns()), update, run)
+                        saves.let_leave(between.leaving(hook, pack.moment(update)), update, run)
                         run = act(run, update) if pack.going() else run
+                    narrow = may_narrow and pack.is_half_empty()
                 stopping, due = distributed.any_of(stop.reason is not None, saves.due(update), after=counted)
                 if due:
                     reports.finish()  # first see that it is sound
@@ -131,7 +138,9 @@ def train_pack(
             reports.finish()
 
             # 4. Leave everything as it should be found.
-            if update > saves.update:
+            if narrow and narrower is not None:
+                saves.narrow(narrower, update, run)
+            elif update > saves.update:
                 saves.save(update, run)
             saves.wait()
             elapsed = time.perf_counter() - began - start.wall_s
@@ -144,7 +153,9 @@ def train_pack(
             elif done:
                 note("nothing was left to do: a larger total_env_steps goes on")
             pack.summary["status"] = "finished" if done or not pack.going() else "stopped"
-            if pack.summary["status"] == "stopped":
+            if narrow:
+                note(f"{len(pack.going())} of {len(members)} members are left, and go on as a smaller program")
+            elif pack.summary["status"] == "stopped":
                 again = f"; go on with: {hints.command('rlexp', hints.resume(directory))}" if announces else ""
                 note(f"stopped by {stop.reason or 'another process'} and saved{again}")
         except BaseException as error:

@@ -12,7 +12,7 @@ from rlexp.experiment import Experiment
 from rlexp.loggers import Logger, Row, RunInfo, jsonl, silent
 from rlexp.machine import distributed
 from rlexp.storage import rundir, store
-from rlexp.training.between import Leave, Told
+from rlexp.training.between import Leave, Moment, Told
 
 
 class Member(NamedTuple):
@@ -125,10 +125,18 @@ class Pack:
         """Those that are trained still."""
         return [i for i in range(len(self.members)) if i not in self.failed and i not in self.ended]
 
+    def is_half_empty(self) -> bool:
+        """Whether some of its members are trained still, but no more than half."""
+        return 0 < len(self.going()) <= len(self.members) // 2
+
     def returns(self) -> np.ndarray:
         """[members], of the last evaluation; NaN for one that has failed or ended."""
         known = {i: self.objectives[i] for i in self.going()}
         return np.array([known.get(i) for i in range(len(self.members))], np.float64)
+
+    def moment(self, update: int) -> Moment:
+        """The evaluation after this update, as what acts between chunks is told of it."""
+        return Moment(self.lead.env_steps(update - 1), self.lead.env_steps(update), self.returns(), self.told)
 
     def count(self, transitions: list[int] | None) -> None:
         """Adds those of a chunk, of each member; None where the source does not count them."""

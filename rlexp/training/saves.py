@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from rlexp.training import schedule
 from rlexp.training.between import Leave
 from rlexp.training.members import Pack
 from rlexp.training.program import Run, Traced, stacked_settings
+
+NARROWED = "narrowed"  # in the meta of a pack that was part of another one: the name of that one's directory
 
 
 class Resume(NamedTuple):
@@ -104,14 +106,18 @@ class Saves:
 
     def save(self, update: int, run: Run) -> None:
         """Saves the pack as it is, in the background. It must have been seen to be sound. Raises OSError."""
-        for i in self._pack.going():
-            try:
-                self._pack.loggers[i].sync()  # no checkpoint without the lines before it
-            except OSError as error:
-                self.drop(i, error)
+        self._sync()
         known = [x for x in self._pack.objectives if x is not None]
         self._writer.save(update, self._kept(run), self._meta(update), float(np.mean(known)) if known else None)
         self.update, self._saved = update, time.perf_counter()
+
+    def _sync(self) -> None:
+        """No checkpoint without the lines before it."""
+        for i in self._pack.going():
+            try:
+                self._pack.loggers[i].sync()
+            except OSError as error:
+                self.drop(i, error)
 
     def drop(self, i: int, error: Exception) -> None:
         """Takes a member out that failed, with its last good checkpoint; raises the error where nobody is left."""
@@ -135,6 +141,24 @@ class Saves:
             pack.end(i, how[i], pack.lead.env_steps(update))
             if not pack.alone:
                 self._put_part(i, update, whole)
+
+    def narrow(self, narrower: Callable[[Sequence[int]], Path], update: int, run: Run) -> None:
+        """A checkpoint of those that are trained still, with all that they have, in the directory of a pack of theirs.
+
+        Raises OSError.
+        """
+        self._sync()
+        going = self._pack.going()
+        part = jax.tree.map(lambda x: x[np.asarray(going)], _on_host(run))
+        meta = self._meta(update)
+        meta |= {
+            key: meta[key] and [meta[key][i] for i in going] for key in ("objectives", "agent_steps", "told", "members")
+        }
+        meta |= {"failed": {}, "ended": {}, "replay": True, NARROWED: self._directory.name}
+        del meta["pack_devices"]  # as many as suit the fewer members
+        known = [x for x in meta["objectives"] if x is not None]
+        folder = store.checkpoints(narrower(going))
+        self._checkpoint.put(self._config, folder, update, part, meta, float(np.mean(known)) if known else None)
 
     def split(self, update: int, run: Run) -> None:
         """At the end: those that are trained still get their parts."""

@@ -1,0 +1,152 @@
+"""Who trains on at a rung: successive halving by stopping (Li et al., 2018, https://arxiv.org/abs/1810.05934), and pruners.
+
+A rung is a number of environment steps. Whoever comes by it is compared with all that have been there: those before in the sweep,
+of whom the job's own overrides tell (`seen`), and the members of its pack. One that is not among the best of them is pruned.
+
+All choices are made on the host, by the returns alone: a killed pack makes the same ones again, on any number of devices and
+wherever it trains. No state is kept but the bracket of each member, which stands in the checkpoint.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Steps, Text, schema
+from rlexp.experiment import Experiment
+from rlexp.training.between import Between, Leave, Moment
+
+BRACKET = "halving/bracket"
+
+
+@schema
+class Config:
+    """Who trains on; `sweeper=asha` and `sweeper.pruner` set all of it."""
+
+    module: Text
+    number: CountOrZero
+    """Which search of the sweep it is: members of two share no program, and are never compared."""
+    batch: CountOrZero
+    """Which batch of trials it is. Each is told of those before."""
+    rungs: list[Steps]
+    """Environment steps at which it is decided."""
+    reduction: Count
+    """One of so many trains on."""
+    ties: Flag
+    """Whether those that are as good as the last one that trains on do so too."""
+    brackets: list[CountOrZero]
+    """Of each trial of the batch: the first rung at which it is compared."""
+    seen: list[list[list[Number]]]
+    """Of each bracket and rung, what came by in earlier batches: [how many, how many better ones are left out, some returns]."""
+
+
+class Seen(NamedTuple):
+    """The returns that earlier trials had at a rung: as many as it takes to place so many more among them."""
+
+    number: int
+    above: int  # better ones that are left out: whoever comes next is not among the best without being better than some of `best`
+    best: Sequence[float]  # the next ones, from the highest
+
+
+def make(config: Config) -> Between:
+    """Raises ConfigError, by `check`."""
+
+    def bracket(moment: Moment, member: int) -> int:
+        return int(moment.told[member].get(BRACKET, 0))
+
+    def prune(moment: Moment) -> Mapping[int, Leave]:
+        found: dict[int, Leave] = {}
+        for k, rung in enumerate(config.rungs):
+            if not moment.env_steps_before < rung <= moment.env_steps:
+                continue
+            for b in sorted({bracket(moment, i) for i in range(len(moment.returns))}):
+                here = [int(i) for i in np.flatnonzero(np.isfinite(moment.returns)) if bracket(moment, int(i)) == b]
+                if b > k or not here:
+                    continue
+                seen = _seen(config, b, k)
+                stay = best({i: float(moment.returns[i]) for i in here}, seen, config.reduction, ties=config.ties)
+                why = f"not among the best {_share(config.reduction)} of {seen.number + len(here)} at {rung:,} steps"
+                found |= {i: Leave("pruned", why) for i in here if i not in stay}
+        return found
+
+    def begin(configs: Sequence[Any]) -> list[dict[str, float | int]]:
+        if set(config.brackets) == {0}:
+            return [{} for _ in configs]
+        return [{BRACKET: config.brackets[i % len(config.brackets)]} for i in range(len(configs))]
+
+    return Between(prune=prune, begin=begin, check=lambda experiment, _: _check(config, experiment), narrows=True)
+
+
+def best(returns: Mapping[int, float], seen: Seen, reduction: int, *, ties: bool) -> set[int]:
+    """Who is among the best of all that have been here, which is at least one. Of equals those that came first, without `ties`.
+
+    Args:
+      returns: of those that are here now.
+    """
+    keep = max(1, (seen.number + len(returns)) // reduction)
+    found = set()
+    for i, x in returns.items():
+        better = seen.above + sum(y > x if ties else y >= x for y in seen.best)
+        better += sum(y > x or (not ties and y == x and j < i) for j, y in returns.items())
+        if better < keep:
+            found.add(i)
+    return found
+
+
+def window(returns: Sequence[float], more: int, reduction: int) -> Seen:
+    """Of all returns at a rung, what it takes to decide over at most `more` others."""
+    ranked = sorted(returns, reverse=True)
+    first = max(0, len(ranked) // reduction - more)
+    return Seen(len(ranked), first, ranked[first : (len(ranked) + more) // reduction + 1])
+
+
+def rungs(min_steps: int, reduction: int, total: int) -> list[int]:
+    """At min_steps, and at powers of the reduction times that, before the end."""
+    found = []
+    while min_steps < total:
+        found.append(min_steps)
+        min_steps *= reduction
+    return found
+
+
+def _seen(config: Config, bracket: int, rung: int) -> Seen:
+    of_bracket = config.seen[bracket] if bracket < len(config.seen) else []
+    if rung >= len(of_bracket):
+        return Seen(0, 0, [])
+    number, above, *values = of_bracket[rung]
+    return Seen(int(number), int(above), values)
+
+
+def _share(reduction: int) -> str:
+    return {2: "half", 3: "third", 4: "quarter"}.get(reduction, f"{reduction}th")
+
+
+def _check(config: Config, experiment: Experiment) -> None:
+    """Rungs are at evaluations, and apart from each other."""
+    if experiment.config.resume is not None or experiment.config.run != "train":
+        return
+    every, update, first = experiment.config.eval.every_env_steps, experiment.env_steps_per_update, config.rungs[0]
+    if every is None:
+        raise ConfigError(
+            "eval.every_env_steps: null is not allowed with sweeper=asha or sweeper.pruner, which need evaluations while it trains"
+        )
+    if first < update:
+        raise ConfigError(
+            f"sweeper.min_steps: {first} is not allowed; expected at least {update}, the environment steps of an update"
+        )
+    if first % every:
+        raise ConfigError(
+            f"sweeper.min_steps: {first} is not allowed; expected a multiple of eval.every_env_steps {every}, since returns are "
+            f"compared; the nearest is {max(1, math.floor(first / every + 0.5)) * every}"
+        )
+    if first <= experiment.prefill_env_steps:
+        raise ConfigError(
+            f"sweeper.min_steps: {first} is not allowed; expected more than the {experiment.prefill_env_steps} environment steps "
+            "that fill the memory before anything is learnt"
+        )
+    if first >= experiment.total_env_steps:
+        raise ConfigError(
+            f"sweeper.min_steps: {first} is not allowed; expected less than total_env_steps {experiment.total_env_steps}, or "
+            "nothing is ever pruned"
+        )

@@ -1,0 +1,149 @@
+"""What sweepers that prune know of the trials before: their returns at each rung, by which the next batch is decided.
+
+It is read from the trials' own lines once, when a batch is over, and kept in the sweep's manifest: whatever becomes of these
+runs later, a sweep that goes on tells its next jobs what it would have told them.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlexp.config import ConfigError
+from rlexp.loggers import jsonl
+from rlexp.storage import store
+from rlexp.sweep import halving, manifest
+from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.sweepers import Sweep
+
+_RETURN = "eval/return_mean"
+_FACT = "rungs "  # of the manifest: + search, batch -> [[bracket, {rung: return}] of each trial]
+
+
+class Plan(NamedTuple):
+    """When it is decided, and how."""
+
+    rungs: Sequence[int]
+    reduction: int
+    ties: bool
+    num_brackets: int
+
+    def brackets(self, number: int) -> list[int]:
+        """Of so many trials, in shares that give each bracket about the same environment steps (hyperband's)."""
+        rungs = len(self.rungs)
+        whole = [-(-(rungs + 1) * self.reduction ** (rungs - b) // (rungs - b + 1)) for b in range(self.num_brackets)]
+        counts, found = [0] * self.num_brackets, []
+        for i in range(number):
+            short = [whole[b] * (i + 1) / sum(whole) - counts[b] for b in range(self.num_brackets)]
+            chosen = max(range(self.num_brackets), key=lambda b: (short[b], -b))
+            counts[chosen] += 1
+            found.append(chosen)
+        return found
+
+
+def check(sweep: Sweep, who: str) -> None:
+    """Raises ConfigError for what can never be pruned."""
+    config = sweep.config
+    if config.run != "train":
+        raise ConfigError(f"run: {config.run} has no objective, which {who} needs; allowed: train")
+    if config.between is not None:
+        raise ConfigError(f"between: pruning is what acts between chunks under {who}; leave the other out")
+    if config.eval.every_env_steps is None:
+        raise ConfigError(
+            f"eval.every_env_steps: null is not allowed with {who}, which needs evaluations while it trains"
+        )
+    if sweep.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(config.output_root):
+        raise ConfigError(
+            f"launcher: {who} reads what trials have written from this disk, and here they write elsewhere; allowed: "
+            "launcher=local or slurm, with output_root on a disk that all share"
+        )
+
+
+def plan(sweep: Sweep, *, min_steps: int | None, reduction: int, num_brackets: int = 1, linear: bool = False) -> Plan:
+    """Raises ConfigError. `linear`: at each multiple of min_steps, where those that are as good stay too."""
+    every, total = sweep.config.eval.every_env_steps, sweep.config.total_env_steps
+    assert every is not None
+    first = every if min_steps is None else min_steps
+    if reduction < 2:
+        raise ConfigError(f"sweeper.reduction: {reduction} is not allowed; expected at least 2")
+    if first >= total:
+        name = "eval.every_env_steps" if min_steps is None else "sweeper.min_steps"
+        raise ConfigError(
+            f"{name}: {first} is not allowed; expected less than total_env_steps {total}, or nothing is ever pruned"
+        )
+    rungs = list(range(first, total, first)) if linear else halving.rungs(first, reduction, total)
+    if num_brackets > len(rungs) + 1:
+        raise ConfigError(
+            f"sweeper.brackets: {num_brackets} is not allowed; expected at most {len(rungs) + 1}, with rungs at "
+            f"{', '.join(map(str, rungs))} environment steps"
+        )
+    return Plan(rungs, reduction, linear, num_brackets)
+
+
+class Rungs:
+    """Of one search of a sweep."""
+
+    def __init__(self, directory: Path, plan: Plan, number: int):
+        self._directory, self._plan, self._number = directory, plan, number
+        self._known: list[tuple[int, dict[str, float]]] = []  # of all trials so far: bracket, and returns at rungs
+        self._batch = 0
+
+    def size(self, wanted: int) -> int:
+        """Of the next batch: as it was, where it has begun."""
+        begun = [job for job in self._jobs() if job.attempt or job.status != "pending"]
+        return (len(begun) and len(self._jobs())) or wanted
+
+    def overrides(self, size: int) -> list[str]:
+        """What each trial of the next batch has more than its parameters."""
+        plan, seen = self._plan, []
+        for b in range(plan.num_brackets):
+            of_rungs = []
+            for rung in plan.rungs:
+                returns = [at[str(rung)] for bracket, at in self._known if bracket == b and str(rung) in at]
+                number, above, best = halving.window(returns, size, plan.reduction)
+                of_rungs.append([number, above, *best])
+            seen.append(of_rungs)
+        given = {
+            "number": self._number,
+            "batch": self._batch,
+            "rungs": list(plan.rungs),
+            "reduction": plan.reduction,
+            "ties": plan.ties,
+            "brackets": plan.brackets(size) if plan.num_brackets > 1 else [0],
+            "seen": seen,
+        }
+        return ["between=halving", *(f"between.{name}={json.dumps(value)}" for name, value in given.items())]
+
+    def over(self, numbers: Sequence[int]) -> None:
+        """The next batch is: these jobs."""
+        kept, fact = Manifest(self._directory), f"{_FACT}{self._number} {self._batch}"
+        found = kept.recall(fact)
+        if found is None:
+            entries = {entry.number: entry for entry in kept.jobs()}
+            brackets = self._plan.brackets(len(numbers))
+            found = [
+                [bracket, self._returns(self._directory / entries[number].dir)]
+                for bracket, number in zip(brackets, numbers, strict=True)
+            ]
+            kept.remember(fact, found)
+        self._known += [(bracket, at) for bracket, at in found]
+        self._batch += 1
+
+    def _returns(self, run_dir: Path) -> dict[str, float]:
+        """{rung: return} of each that the run has come by. One that failed has some of them."""
+        try:
+            rows = [row for row in jsonl.read(run_dir / jsonl.NAME) if row.get(_RETURN) is not None]
+        except ValueError as error:
+            raise ConfigError(f"{error}; without it nothing can be compared") from error
+        found = {}
+        for rung in self._plan.rungs:
+            if (row := next((row for row in rows if row["env_steps"] >= rung), None)) is not None:
+                found[str(rung)] = float(row[_RETURN])
+        return found
+
+    def _jobs(self) -> list[manifest.Entry]:
+        """Of the next batch, as far as it is known already."""
+        if not (self._directory / manifest.NAME).exists():
+            return []
+        wanted = {f"between.number={self._number}", f"between.batch={self._batch}"}
+        return [job for job in Manifest(self._directory).jobs() if wanted <= set(job.overrides)]

@@ -1,0 +1,411 @@
+"""Successive halving: who trains on at a rung, packs that become smaller, and what a killed sweep does again."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from support import StopAfter, assert_same, build, rows
+from training import traced_parts
+
+from rlexp import compose, experiment
+from rlexp.config import Config as WholeConfig
+from rlexp.config import ConfigError, parse
+from rlexp.loggers import jsonl
+from rlexp.machine.stop import Stop
+from rlexp.sameness import pack_key
+from rlexp.storage import checkpoint, rundir
+from rlexp.sweep import asha, halving, packs
+from rlexp.sweep.halving import Config, Seen, best, make, rungs, window
+from rlexp.sweep.manifest import OVER, Manifest
+from rlexp.sweep.packing import Job, grouped
+from rlexp.sweep.rungs import Plan
+from rlexp.sweep.sweepers import Sweep, Sweeper
+from rlexp.training import between
+from rlexp.training.between import Between, Moment
+
+from .searches import jobs, search, value_of
+
+LR = "algo.hp.lr"
+
+
+def config(**given: Any) -> Config:
+    values: dict[str, Any] = {
+        "module": "rlexp.sweep.halving", "number": 0, "batch": 0, "rungs": [64, 128], "reduction": 2, "ties": False,
+        "brackets": [0], "seen": [],
+    }  # fmt: skip
+    return Config(**values | given)
+
+
+def moment(returns: Sequence[float], at: int = 64, told: Sequence[dict[str, float]] | None = None) -> Moment:
+    return Moment(at - 32, at, np.asarray(returns, np.float64), told or [{} for _ in returns])
+
+
+def as_told(seen: Seen) -> list[float]:
+    return [float(x) for x in (seen.number, seen.above, *seen.best)]
+
+
+# --- who trains on -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_survivors_are_the_best_of_all_that_were_there(seed):
+    """Whatever came in which batches, and though each batch is told of a part of the returns alone."""
+    rng = random.Random(seed)
+    reduction, sizes = rng.choice([2, 3, 4]), [rng.randint(1, 9) for _ in range(6)]
+    values = [float(rng.randint(0, 12)) for _ in range(sum(sizes))]  # with equals among them
+    seen: list[float] = []
+    for size in sizes:
+        here = [values.pop() for _ in range(size)]
+        told = [[as_told(window(seen, size, reduction))]]
+        hook = make(config(rungs=[64], reduction=reduction, seen=told))
+        failed = [float("nan")] * rng.randint(0, 2)
+        pruned = hook.prune(moment([*here, *failed]))
+        order = sorted(range(len(seen) + size), key=lambda i: (-[*seen, *here][i], i))
+        keep = max(1, len(order) // reduction)
+        assert {len(seen) + i for i in range(size) if i not in pruned} == set(order[:keep]) - set(range(len(seen)))
+        assert set(pruned) <= set(range(size)) and {one.status for one in pruned.values()} <= {"pruned"}
+        seen += here
+    assert len(window(seen, 3, reduction).best) <= 3 + 3 // reduction + 2
+
+
+def test_what_is_told_does_not_grow_with_the_sweep():
+    long = window([float(i) for i in range(10_000)], 16, 4)
+    assert (long.number, long.above) == (10_000, 2484) and len(long.best) == 21
+    # The 2,504th best of 10,016 has 7,496 below it.
+    returns = {i: 7480.5 + i for i in range(16)}
+    assert best(returns, long, 4, ties=False) == {
+        i for i in range(16) if sum(x > 7480.5 + i for x in range(10_000)) + 15 - i < 2504
+    }
+
+
+def test_equals_of_the_last_one_stay_where_ties_do():
+    assert set(make(config(ties=True)).prune(moment([3, 3, 1, 3]))) == {2}
+    assert set(make(config()).prune(moment([3, 3, 1, 3]))) == {2, 3}
+
+
+def test_it_is_decided_at_rungs_alone_and_by_brackets():
+    returns = [4.0, 3.0, 2.0, 1.0]
+    hook = make(config(brackets=[0, 1]))
+    told = hook.begin([None] * 4)  # type: ignore[list-item]
+    assert [one[halving.BRACKET] for one in told] == [0, 1, 0, 1]
+    assert set(hook.prune(moment(returns, told=told))) == {2}
+    assert set(hook.prune(moment(returns, 128, told=told))) == {2, 3}
+    assert not hook.prune(moment(returns, 96, told=told))
+    assert make(config()).begin([None]) == [{}]  # type: ignore[list-item]
+    assert rungs(100, 3, 2700) == [100, 300, 900]
+
+
+def test_brackets_share_the_environment_steps():
+    plan = Plan([100, 300, 900], 3, False, 4)
+    brackets = plan.brackets(46)
+    assert [brackets.count(b) for b in range(4)] == [27, 12, 6, 1] or sum(map(brackets.count, range(4))) == 46
+    assert brackets.count(0) > brackets.count(1) > brackets.count(2) > brackets.count(3) > 0
+    assert plan.brackets(20) == brackets[:20]
+
+
+def test_who_is_gone_on_with_alone_is_not_pruned():
+    node, _ = compose.compose_node(["sweeper=asha", "between=halving", "between.rungs=[64]"])
+    read, modules = parse(node, WholeConfig)
+    (hook,) = between.of(read, modules)
+    assert set(hook.prune(moment([1, 2]))) == {0}
+    (hook,) = between.of(dataclasses.replace(read, resume="sweep/3"), modules)
+    assert hook.prune(moment([1, 2])) == {}
+    assert between.leaving(Between(), moment([1, 2])) == {}
+
+
+# --- packs -------------------------------------------------------------------------------------------------------------
+
+# 16 updates, an evaluation after every second one. The return is four times what the environment pays, a traced setting.
+WORK = (
+    "env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "algo.num_epochs=1", "algo.num_minibatches=1",
+    "network.hidden=[4]", "eval.num_episodes=2", "eval.every_env_steps=64", "total_env_steps=320",
+    "checkpoint.every_updates=3", "hardware.pack_devices=1",
+)  # fmt: skip
+PAYS = (2.0, 5.0, 3.0, 4.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def paying() -> Iterator[None]:
+    """The environment's module."""
+    made = ModuleType("traced_paying")
+    made.Config, made.make = traced_parts.Paying.Config, traced_parts.Paying.make  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, made.__name__, made)
+        yield
+
+
+@pytest.fixture(scope="module")
+def programs() -> packs.Programs:
+    """Compiled once for all tests."""
+    return packs.Programs()
+
+
+def pack_of(directory: Path, pays: Sequence[float] = PAYS, **given: Any) -> list[Job]:
+    manifest, found = Manifest(directory), []
+    for number, pay in enumerate(pays):
+        node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK])
+        node |= {"between": vars(config(**given)), "env": {"module": "traced_paying", "params": {"pay": pay}}}
+        built = experiment.build(node)
+        manifest.add(number, [f"env.params.pay={pay}"])
+        found.append(
+            Job(number, (f"env.params.pay={pay}",), built.node, built.config, built.modules, directory / str(number))
+        )
+    return found
+
+
+def go_on(
+    directory: Path, programs: packs.Programs, stop: Stop | None = None, **given: Any
+) -> list[tuple[str, float | None]]:
+    """As a launcher does: what is not over is trained."""
+    entries = Manifest(directory).jobs()
+    over = {entry.number for entry in entries if entry.status in OVER}
+    before = {entry.number: entry.pack for entry in entries}
+    for group in grouped(pack_of(directory, **given), pack="auto", max_pack=None, before=before):
+        if left := packs.unfinished(group, directory, over):
+            packs.train(left, directory, Manifest(directory), stop=stop or Stop(), programs=programs)
+    return [(entry.status, entry.objective) for entry in Manifest(directory).jobs()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(programs, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    pack_of(directory)
+    assert [status for status, _ in go_on(directory, programs)] == ["pruned", "finished", "pruned", "pruned"]
+    return directory
+
+
+def test_a_pack_becomes_smaller_and_who_was_pruned_keeps_what_it_has_learnt(undisturbed, programs):
+    steps = [rows(undisturbed / str(i))[-1]["env_steps"] for i in range(4)]
+    assert steps == [64, 320, 64, 128]
+    assert sorted(programs._traced) == [1, 2, 4]  # nobody trains on that was pruned
+    for i in range(4):
+        summary = json.loads((undisturbed / str(i) / "summary.json").read_text())
+        meta = checkpoint.own_meta(undisturbed / str(i) / "checkpoints")
+        assert meta is not None and meta["env_steps"] == summary["env_steps"] == steps[i]
+        assert summary["objective"] == rows(undisturbed / str(i))[-1]["eval/return_mean"]
+    assert "not among the best half of 4 at 64 steps" in (undisturbed / "0/summary.json").read_text()
+    assert [entry.attempt for entry in Manifest(undisturbed).jobs()] == [1] * 4
+    assert not (undisturbed / "packs").exists()
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+@contextlib.contextmanager
+def killed_at(event: int) -> Iterator[list[str]]:
+    """Before or after one of the things that are put on the disk, by its number."""
+    events: list[str] = []
+
+    def counted(patch, owner, name, what):
+        real = getattr(owner, name)
+
+        def came(when):
+            events.append(f"{when} {what}")
+            if len(events) == event + 1:
+                raise Killed(events[-1])
+
+        def called(*args, **how):
+            came("before")
+            returned = real(*args, **how)
+            came("after")
+            return returned
+
+        patch.setattr(owner, name, called)
+
+    with pytest.MonkeyPatch.context() as patch:
+        counted(patch, checkpoint, "put", "a checkpoint")
+        counted(patch, Manifest, "settle", "the manifest")
+        counted(patch, rundir, "write_json", "a file")
+        yield events
+
+
+def killed_and_gone_on_with(event: int, directory: Path, undisturbed: Path, programs: packs.Programs) -> str:
+    """Where it was killed; empty if it came to its end before."""
+    directory.mkdir()
+    pack_of(directory)
+    with killed_at(event) as events, contextlib.suppress(Killed):
+        go_on(directory, programs)
+        return ""
+    again = go_on(directory, programs)
+    assert again == [(entry.status, entry.objective) for entry in Manifest(undisturbed).jobs()], events
+    for i in range(4):
+        assert_same(directory / str(i), undisturbed / str(i))
+    return events[-1]
+
+
+@pytest.mark.parametrize("event", [16])
+def test_a_killed_sweep_decides_the_same_again(event, undisturbed, programs, tmp_path):
+    assert killed_and_gone_on_with(event, tmp_path / "sweep", undisturbed, programs)
+
+
+@pytest.mark.slow
+def test_wherever_it_is_killed(undisturbed, programs, tmp_path):
+    found = []
+    for event in itertools.count(step=3):  # there are two of each thing
+        if not (where := killed_and_gone_on_with(event, tmp_path / str(event), undisturbed, programs)):
+            break
+        found.append(where)
+    assert len(found) > 12 and len(set(found)) == 6
+
+
+@pytest.mark.slow
+def test_a_stopped_pack_goes_on_as_if_it_had_not_been(undisturbed, programs, tmp_path):
+    pack_of(tmp_path)
+    for looks in (2, 3, 2):
+        go_on(tmp_path, programs, StopAfter(looks))
+    assert go_on(tmp_path, programs) == [(entry.status, entry.objective) for entry in Manifest(undisturbed).jobs()]
+    for i in range(4):
+        assert_same(tmp_path / str(i), undisturbed / str(i))
+
+
+def test_all_of_a_pack_may_be_pruned(programs, tmp_path):
+    seen = [[[4.0, 0.0, 90.0, 80.0, 70.0, 60.0]]]
+    pack_of(tmp_path, seen=seen)
+    assert [status for status, _ in go_on(tmp_path, programs, seen=seen)] == ["pruned"] * 4
+    assert go_on(tmp_path, programs, seen=seen)  # which is not tried again
+    assert [entry.attempt for entry in Manifest(tmp_path).jobs()] == [1] * 4
+
+
+def test_searches_and_batches_share_no_pack(tmp_path):
+    (job, *_) = pack_of(tmp_path, PAYS[:1])
+    keys = {pack_key(job.node | {"between": vars(config(**one))}) for one in ({}, {"number": 1}, {"batch": 1})}
+    assert len(keys) == 3
+
+
+# --- the command line --------------------------------------------------------------------------------------------------
+
+LINE = (
+    "sweeper=asha", "sweeper.trials=10", "sweeper.batch=4", "eval.every_env_steps=1000", "total_env_steps=16_000",
+    "algo.hp.lr=tag(log, interval(1e-4, 1e-2))",
+)  # fmt: skip
+
+
+def searched(directory: Path, *more: str, die=lambda: None) -> None:
+    """Each run is as good as its learning rate is high, at any time."""
+
+    def objective(overrides: Sequence[str]) -> float:
+        number = next(n for n in range(99) if not (directory / f"{n}/metrics.jsonl").exists())
+        lr = value_of(overrides, LR)
+        (directory / str(number)).mkdir()
+        lines = [{"env_steps": n, "wall_s": 0.0, "eval/return_mean": lr} for n in (0, 1024, 4096)]
+        (directory / str(number) / jsonl.NAME).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return lr
+
+    search(directory, *LINE, *more, objective=objective, die=die)
+
+
+def between_of(directory: Path) -> list[dict[str, Any]]:
+    own = [[o for o in job.overrides if o.startswith("between.")] for job in jobs(directory)]
+    return [{o.partition("=")[0][8:]: json.loads(o.partition("=")[2]) for o in one} for one in own]
+
+
+def test_each_batch_is_told_of_those_before(tmp_path, capsys):
+    searched(tmp_path)
+    lrs, told = [value_of(job.overrides, LR) for job in jobs(tmp_path)], between_of(tmp_path)
+    assert [one["batch"] for one in told] == [0] * 4 + [1] * 4 + [2] * 2 and told[0]["rungs"] == [1000, 4000]
+    assert told[0]["seen"] == [[[0, 0], [0, 0]]]
+    best = sorted(lrs[:4], reverse=True)
+    assert told[4]["seen"] == [[[4, 0, *best[:3]], [4, 0, *best[:3]]]]
+    assert told[8]["seen"][0][0][:3] == [8, 0, max(lrs[:8])]
+    assert f"the best of 10 trials is job {lrs.index(max(lrs))} with" in capsys.readouterr().out
+    # What became of these runs later changes nothing, nor do more trials change what there is.
+    before = [job.overrides for job in jobs(tmp_path)]
+    for i in range(10):
+        (tmp_path / str(i) / jsonl.NAME).write_text("")
+    searched(tmp_path, "sweeper.trials=12")
+    assert [job.overrides for job in jobs(tmp_path)][:10] == before and len(jobs(tmp_path)) == 12
+
+
+def test_each_value_of_the_command_line_is_a_search_of_its_own(tmp_path, capsys):
+    searched(tmp_path, "seed=0,1")
+    told = between_of(tmp_path)
+    assert [one["number"] for one in told] == ([0] * 4 + [1] * 4) * 2 + [0] * 2 + [1] * 2
+    assert [value_of(job.overrides, "seed") for job in jobs(tmp_path)] == [one["number"] for one in told]
+    assert told[8]["seen"][0][0][0] == told[12]["seen"][0][0][0] == 4
+    said = capsys.readouterr().out
+    assert "the best of 10 trials of seed=0 is job" in said and "the best of 10 trials of seed=1 is job" in said
+
+
+def test_a_search_that_is_killed_asks_the_same_again(tmp_path):
+    searched(tmp_path / "whole")
+    left = iter(range(7))
+
+    def die() -> None:
+        if next(left, None) is None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        searched(tmp_path / "cut", die=die)
+    searched(tmp_path / "cut")
+    assert [job.overrides for job in jobs(tmp_path / "cut")] == [job.overrides for job in jobs(tmp_path / "whole")]
+
+
+def asha_of(directory: Path, *overrides: str) -> Sweeper:
+    node, _ = compose.compose_node(["sweeper=asha", *overrides])
+    read, modules = parse(node, WholeConfig)
+    given = Sweep(directory, read, modules, [overrides], {LR: {"low": 1e-5, "high": 1e-2, "log": True}}, {})
+    return asha.make(read.sweeper, given)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["sweeper.reduction=1"], r"sweeper\.reduction: 1 is not allowed; expected at least 2"),
+        (
+            ["sweeper.min_steps=500_000"],
+            r"sweeper\.min_steps: 500000 is not allowed; expected less than total_env_steps",
+        ),
+        (
+            ["eval.every_env_steps=1e6"],
+            r"eval\.every_env_steps: 1000000 is not allowed; expected less than total_env_steps",
+        ),
+        (["eval.every_env_steps=null"], r"eval\.every_env_steps: null is not allowed with sweeper=asha"),
+        (
+            ["sweeper.brackets=4"],
+            r"sweeper\.brackets: 4 is not allowed; expected at most 3, with rungs at 50000, 200000",
+        ),
+        (["run=plan"], r"run: plan has no objective, which sweeper=asha needs"),
+        (["between=halving"], r"between: pruning is what acts"),
+        (["launcher=tpu_vm"], r"launcher: sweeper=asha reads what trials have written from this disk"),
+        (["output_root=gs://bucket/x"], r"launcher: sweeper=asha reads what trials have written from this disk"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(more, told, tmp_path):
+    with pytest.raises(ConfigError, match=told):
+        asha_of(tmp_path, *more)
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "told"),
+    [
+        (32, 64, r"sweeper\.min_steps: 32 .*multiple of eval\.every_env_steps 64.*the nearest is 64"),
+        (100, 64, r"sweeper\.min_steps: 100 .*multiple of eval\.every_env_steps 64.*the nearest is 128"),
+        (16, 16, r"sweeper\.min_steps: 16 is not allowed; expected at least 32, the environment steps of an update"),
+        (640, 64, r"sweeper\.min_steps: 640 is not allowed; expected less than total_env_steps 320"),
+        (64, None, r"eval\.every_env_steps: null is not allowed"),
+    ],
+)
+def test_rungs_that_cannot_be_are_told(first, every, told):
+    small = build(*WORK)
+    evaluation = dataclasses.replace(small.config.eval, every_env_steps=every)
+    one = small._replace(config=dataclasses.replace(small.config, eval=evaluation))
+    with pytest.raises(ConfigError, match=told):
+        make(config(rungs=[first])).check(one, 4)
+    alone = one._replace(config=dataclasses.replace(one.config, resume="sweep/3"))
+    make(config(rungs=[first])).check(alone, 1)
+
+
+def test_nothing_is_left_of_what_was_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"sweeper\.reduction: 1"):
+        search(tmp_path / "sweep", *LINE, "sweeper.reduction=1")
+    assert not (tmp_path / "sweep").exists()
