@@ -93,6 +93,7 @@ class Checkpoint(Module, Protocol):
     """Saves and opens Runs; `rlexp.storage.checkpoint` says what each does. `make(config, directory)` gives a Checkpointer."""
 
     put: Callable[..., None]
+    parts: Callable[..., Any]
     restore: Callable[..., Any]
     restore_state: Callable[..., Any]
     restore_into: Callable[..., Any]

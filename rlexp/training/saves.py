@@ -136,11 +136,11 @@ class Saves:
     def let_leave(self, how: Mapping[int, Leave], update: int, run: Run) -> None:
         """Takes members out that have not failed, as they are now."""
         pack = self._pack
-        whole = _on_host(self._kept(run)) if how and not pack.alone else run
+        put = self._checkpoint.parts(self._config, _on_host(self._kept(run))) if how and not pack.alone else None
         for i in sorted(how.keys() & set(pack.going())):
             pack.end(i, how[i], pack.lead.env_steps(update))
-            if not pack.alone:
-                self._put_part(i, update, whole)
+            if put:
+                self._put_part(i, update, put)
 
     def narrow(self, narrower: Callable[[Sequence[int]], Path], update: int, run: Run) -> None:
         """A checkpoint of those that are trained still, with all that they have, in the directory of a pack of theirs.
@@ -164,13 +164,12 @@ class Saves:
         """At the end: those that are trained still get their parts."""
         if self._directory != self._pack.members[0].dir and self._config.enabled:
             # Once: each slice of what is spread over devices would be a program of its own.
-            whole = _on_host(self._kept(run))
+            put = self._checkpoint.parts(self._config, _on_host(self._kept(run)))
             for i in self._pack.going():
-                self._put_part(i, update, whole)
+                self._put_part(i, update, put)
 
-    def _put_part(self, i: int, update: int, whole: Run) -> None:
+    def _put_part(self, i: int, update: int, put: Callable[..., None]) -> None:
         pack = self._pack
-        part = jax.tree.map(lambda x: x[i : i + 1], whole)
         alone = {"agent_steps": pack.agent_steps and [pack.agent_steps_of(i)]}
         alone |= {
             "told": [pack.told[i]],
@@ -181,7 +180,7 @@ class Saves:
         meta = self._meta(update) | alone | {"ended": {0: pack.ended[i]} if i in pack.ended else {}}
         try:
             pack.loggers[i].sync()
-            self._checkpoint.put(self._config, self._folder(i), update, part, meta, pack.objectives[i])
+            put(self._folder(i), i, update, meta, pack.objectives[i])
         except OSError as error:
             self.drop(i, error)
 

@@ -9,6 +9,7 @@ In an object store, where a rename is a copy, Orbax writes under the final name,
 directory without it is what a killed save left, and counts as a temporary one.
 """
 
+from rlexp.storage.checkpoint.alike import parts
 from rlexp.storage.checkpoint.opening import Restored, latest_meta, own_meta, restore, restore_into, restore_state
 from rlexp.storage.checkpoint.options import Config
 from rlexp.storage.checkpoint.saving import Checkpointer, make, put
@@ -23,6 +24,7 @@ __all__ = [
     "leave_pack",
     "make",
     "own_meta",
+    "parts",
     "point_to_pack",
     "points_to_pack",
     "put",

@@ -84,9 +84,9 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
     def save(update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
         nonlocal writing, new_place
         structure.check_leaves(run)
-        score = metric if metric is not None and math.isfinite(metric) else None
-        frozen = json.loads(json.dumps({"metric": score, "meta": meta}))  # the caller may go on with its dict
-        with _told_in_one_line(directory):
+        described = frozen(meta, metric)
+        score = described["metric"]
+        with told_in_one_line(directory):
             make_way(update)
             if update in manager.all_steps():
                 return
@@ -94,7 +94,7 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
             writing = update
             if score is not None:
                 metrics[update] = score
-            items = ocp.args.Composite(run=ocp.args.PyTreeSave(run), meta=ocp.args.JsonSave(frozen))
+            items = ocp.args.Composite(run=ocp.args.PyTreeSave(run), meta=ocp.args.JsonSave(described))
             manager.save(update, args=items, force=True)
             if new_place:
                 manager.wait_until_finished()
@@ -112,14 +112,14 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
             manager.reload()
 
     def wait() -> None:
-        with _told_in_one_line(directory):
+        with told_in_one_line(directory):
             manager.wait_until_finished()
 
     def close() -> None:
         try:
             wait()
         finally:
-            with _told_in_one_line(directory):
+            with told_in_one_line(directory):
                 manager.close()
             if not remote and jax.process_count() == 1:
                 with contextlib.suppress(OSError):
@@ -138,6 +138,12 @@ def put(
     finally:
         saver.close()
     steps.leave_pack(directory)
+
+
+def frozen(meta: dict[str, Any], metric: float | None) -> dict[str, Any]:
+    """What is saved beside the arrays; the caller may go on with its dict."""
+    score = metric if metric is not None and math.isfinite(metric) else None
+    return json.loads(json.dumps({"metric": score, "meta": meta}))
 
 
 def _open_once(step: AnyPath, run: PyTree) -> None:
@@ -176,7 +182,7 @@ class _KeepBest(NamedTuple):
 
 
 @contextlib.contextmanager
-def _told_in_one_line(directory: AnyPath) -> Iterator[None]:
+def told_in_one_line(directory: AnyPath) -> Iterator[None]:
     """Whatever goes wrong while saving becomes an OSError of one line that names the directory."""
     try:
         yield

@@ -18,7 +18,7 @@ from rlexp.storage.store import AnyPath
 log = logging.getLogger(__name__)
 
 TEMPORARY = ".orbax-checkpoint-tmp"  # how Orbax names what it has not yet renamed
-_POINTER = "pack.json"  # where the checkpoints of a member's pack are
+POINTER = "pack.json"  # where the checkpoints of a member's pack are
 _COMMITTED = "commit_success.txt"  # what Orbax writes last in an object store
 
 
@@ -73,7 +73,7 @@ def candidates(directory: AnyPath) -> list[Found]:
     """Checkpoints of a directory and of the pack that it points to, newest first; of equals its own."""
     found = [Found(directory / str(update), None) for update in steps(directory)]
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # a killed process may have left half of one
-        pointer = json.loads(store.read_text(directory / _POINTER))
+        pointer = json.loads(store.read_text(directory / POINTER))
         pack = store.join(directory, pointer["directory"])
         found += [Found(pack / str(update), pointer["member"]) for update in steps(pack)]
     return sorted(found, key=lambda f: (-int(f.step.name), f.member is not None))
@@ -81,12 +81,12 @@ def candidates(directory: AnyPath) -> list[Found]:
 
 def leave_pack(directory: AnyPath) -> None:
     """What is in `directory` no longer points to a pack."""
-    (directory / _POINTER).unlink(missing_ok=True)
+    (directory / POINTER).unlink(missing_ok=True)
 
 
 def points_to_pack(directory: AnyPath) -> bool:
     """Whether the checkpoints of a pack are those of this directory too."""
-    return (directory / _POINTER).is_file()
+    return (directory / POINTER).is_file()
 
 
 def point_to_pack(config: Config, directory: AnyPath, pack_directory: AnyPath, member: int) -> None:
@@ -95,7 +95,7 @@ def point_to_pack(config: Config, directory: AnyPath, pack_directory: AnyPath, m
         if not store.is_remote(directory):
             directory.mkdir(parents=True, exist_ok=True)
         relative = os.path.relpath(pack_directory, directory)
-        (directory / _POINTER).write_text(json.dumps({"directory": relative, "member": member}))
+        (directory / POINTER).write_text(json.dumps({"directory": relative, "member": member}))
 
 
 def set_aside(directory: AnyPath, updates: Sequence[int]) -> None:
