@@ -24,10 +24,19 @@ class RlexpLauncher(Launcher):
     def __init__(self, pack: str | None = None) -> None:
         self.pack = pack
         self.wandb_group: str | None = None  # of the sweep, once a batch has been launched
+        self._made: tuple[Any, Any, Any] | None = (
+            None  # a module of the group `launcher`, its settings, and what it made
+        )
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
         """Called once by the sweeper."""
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+    def made(self, module: Any, settings: Any) -> Any:
+        """What `make` of a launcher's module gives: once a sweep, so that a batch has the programs of the one before."""
+        if self._made is None or self._made[:2] != (module, settings):
+            self._made = module, settings, module.make(settings)
+        return self._made[2]
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
         """Runs a batch of jobs, and gives Hydra's JobReturn of each."""

@@ -1,12 +1,13 @@
 """`launcher=local`: packs train in this process, one after the other, or in `launcher.workers` processes side by side."""
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rlexp.config import ConfigError, Count, Host, schema
 from rlexp.machine.stop import stop_on_signals
@@ -16,6 +17,9 @@ from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job
 from rlexp.sweep.supervise import Ended
 from rlexp.sweep.worker import Task
+
+if TYPE_CHECKING:
+    from rlexp.sweep.packs import Programs
 
 SUBMITS = False  # a job without -m runs in the process that was started
 
@@ -36,10 +40,17 @@ def elsewhere(config: Config) -> bool:
 def make(config: Config) -> Launch:
     """Trains packs; the manifest says how each job ended. A signal stops the packs that train, and starts no other."""
 
+    @functools.cache  # for all batches
+    def programs() -> "Programs":
+        from rlexp.sweep.packs import Programs  # JAX is imported only now
+
+        return Programs()
+
     def launch(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
         worker.wait_for_others(sweep_dir)
         if config.workers is None:
-            _train_here(unfinished_packs(packs, over, sweep_dir, manifest, mode=config.pack), sweep_dir, manifest)
+            left = unfinished_packs(packs, over, sweep_dir, manifest, mode=config.pack)
+            _train_here(left, sweep_dir, manifest, programs())
         else:
             run_packs(packs, over, sweep_dir, manifest, config=config, backend=workers)
 
@@ -53,12 +64,11 @@ def make(config: Config) -> Launch:
     return launch
 
 
-def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manifest) -> None:
+def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manifest, programs: "Programs") -> None:
     """One after the other, in this process."""
-    from rlexp.sweep.packs import Programs, train  # JAX is imported only now
+    from rlexp.sweep.packs import train
 
     with stop_on_signals() as stop:
-        programs = Programs()
         for number, pack in enumerate(packs, 1):
             if stop.reason is None:
                 jobs = f"job {pack[0].number}" if len(pack) == 1 else f"{len(pack)} jobs in one program"

@@ -56,7 +56,8 @@ def _launch(
     # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
     jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
     settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
-    elsewhere, train = module.elsewhere(settings), module.make(settings)  # which refuses before anything is made
+    # `make` refuses before anything is made.
+    elsewhere, train = module.elsewhere(settings), launcher.made(module, settings)
     groups = _packs(jobs, sweep_dir)
     _check(groups, elsewhere=elsewhere)
     places.check(jobs, sweep_dir)
