@@ -68,6 +68,9 @@ NEEDS = {
     "source=actors": ["env=gymnasium/cartpole"],
     "source=inference": ["env=gymnasium/cartpole"],
     "source=dataset": ["algo=bc"],
+    "observations=driving": ["env=managed"],
+    "rewards=driving": ["env=managed"],
+    "terminations=driving": ["env=managed"],
 }
 
 

@@ -33,30 +33,45 @@ def shapes(num_cars: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 def observe(state: State, num_cars: int) -> dict[str, Array]:
     """The nearest `num_cars` cars, and the rest."""
-    scenario, ego, view = state.scenario, state.ego, state.view
-    first = jax.tree.map(lambda x: x[0], scenario.lanes)
-    route = jax.vmap(at_station, in_axes=(0, None))(view.station[0, 0] + jnp.asarray(ROUTE), first)
-    ahead = view.station[0, :, None] + jnp.asarray(LANES)  # [P, points]
+    return {
+        "ego": of_ego(state),
+        "route": of_route(state),
+        "cars": of_cars(state, num_cars),
+        "lanes": of_lanes(state),
+        "light": of_light(state),
+    }
+
+
+def of_ego(state: State) -> Float[Array, " 5"]:
+    """Speed, last acceleration and curvature, the limit, and how far the speed is from it."""
+    ego, limit = state.ego, state.scenario.limit
+    curvature = ego.curvature / MAX_CURVATURE
+    return jnp.stack(
+        [
+            ego.speed / _SPEED,
+            ego.acceleration / MAX_ACCELERATION,
+            curvature,
+            limit / _SPEED,
+            ego.speed / limit - 1.0,
+        ]
+    )
+
+
+def of_route(state: State) -> Float[Array, "N 5"]:
+    """Points of the route ahead."""
+    first = jax.tree.map(lambda x: x[0], state.scenario.lanes)
+    route = jax.vmap(at_station, in_axes=(0, None))(state.view.station[0, 0] + jnp.asarray(ROUTE), first)
+    return _points(state.ego, route)
+
+
+def of_lanes(state: State) -> Float[Array, "N 5"]:
+    """Points of all lanes that are near."""
+    scenario, ego = state.scenario, state.ego
+    ahead = state.view.station[0, :, None] + jnp.asarray(LANES)  # [P, points]
     lanes = jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(ahead, scenario.lanes)
     lanes = jax.tree.map(jnp.ravel, lanes)
     exists = jnp.repeat(scenario.exists, len(LANES))
-    curvature = ego.curvature / MAX_CURVATURE
-    limit = scenario.limit
-    return {
-        "ego": jnp.stack(
-            [
-                ego.speed / _SPEED,
-                ego.acceleration / MAX_ACCELERATION,
-                curvature,
-                limit / _SPEED,
-                ego.speed / limit - 1.0,
-            ]
-        ),
-        "route": _points(ego, route),
-        "cars": _cars(state, num_cars),
-        "lanes": jnp.where((_near(ego, lanes) & exists)[:, None], _points(ego, lanes), 0.0),
-        "light": _light(state),
-    }
+    return jnp.where((_near(ego, lanes) & exists)[:, None], _points(ego, lanes), 0.0)
 
 
 def _near(ego: Ego, at: Lane) -> Bool[Array, " N"]:
@@ -73,7 +88,8 @@ def _points(ego: Ego, lane: Lane) -> Float[Array, "N 5"]:
     return jnp.concatenate([place / _LENGTH, direction, lane.speed[:, None] / _SPEED], axis=1)
 
 
-def _cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
+def of_cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
+    """The nearest so many, the nearest first."""
     ego = state.ego
     cars = traffic.places(state.scenario, state.cars)
     present = state.cars.present.ravel() & _near(ego, cars)
@@ -87,7 +103,7 @@ def _cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
     return told[nearest]
 
 
-def _light(state: State) -> Float[Array, " 5"]:
+def of_light(state: State) -> Float[Array, " 5"]:
     """There is a light ahead; it is yellow; it is red; there is a line at which to give way; how far the line is."""
     scenario = state.scenario
     to_line = scenario.line[0] - state.view.station[0, 0] - SIZE[0] / 2

@@ -5,6 +5,8 @@ end of the route, like the limit, cuts it short. docs/driving.md has the rest.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,12 @@ from jaxtyping import Array, Float
 
 from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Positive, schema
 from rlexp.envs.base import Env, Transition, episodic
-from rlexp.envs.driving import observation, rewards
+from rlexp.envs.driving import observation, rewards, terms
 from rlexp.envs.driving.draw import draw
 from rlexp.envs.driving.scenario import CARS, NUM_LANES, Kind, draw_start
 from rlexp.envs.driving.state import State, advance, begin
 from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE
+from rlexp.envs.managers.world import World
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
 
 
@@ -81,7 +84,7 @@ def make(config: Config) -> Env:
         )
     if config.first_layout + (config.layouts or 0) > 2**31 - 1:
         raise ConfigError("env.first_layout: expected first_layout + layouts below 2^31")
-    num_cars, layouts, first = config.observed_cars, config.layouts, config.first_layout
+    num_cars = config.observed_cars
     bounds = np.asarray([MAX_ACCELERATION, MAX_CURVATURE], np.float32)
     spec = EnvSpec(
         f"driving/{kinds[0] if len(kinds) == 1 else 'mixed'}",
@@ -91,16 +94,12 @@ def make(config: Config) -> Env:
     )
 
     def reset(key: Key, params: PyTree) -> tuple[State, PyTree]:
-        if layouts is not None:
-            key = jax.random.fold_in(jax.random.key(0), jax.random.randint(key, (), first, first + layouts))
-        state = begin(draw_start(key, kinds, density=params["density"], logged=params["logged"]))
+        state = start(config, key, params)
         return state, observation.observe(state, num_cars)
 
     def step(key: Key, state: State, action: jax.Array, params: PyTree) -> Transition:
         del key
-        after = advance(state, action if config.grip is None else held(action, state.ego.speed, config.grip))
-        happened = rewards.events(state, after)
-        after = rewards.remember(happened, after)
+        after, happened = drive(config, state, action)
         weighed = [params[name] * term for name, term in rewards.terms(happened, after).items()]
         return Transition(
             after,
@@ -113,6 +112,35 @@ def make(config: Config) -> Env:
 
     return episodic(
         spec, reset, step, params=dataclasses.asdict(config.params), resets=config.resets, draw=lambda s, _: draw(s)
+    )
+
+
+def start(config: Config, key: Key, params: Mapping[str, Any]) -> State:
+    """An episode's first state."""
+    first, layouts = config.first_layout, config.layouts
+    if layouts is not None:
+        key = jax.random.fold_in(jax.random.key(0), jax.random.randint(key, (), first, first + layouts))
+    return begin(draw_start(key, tuple(config.scenarios), density=params["density"], logged=params["logged"]))
+
+
+def drive(config: Config, state: State, action: jax.Array) -> tuple[State, rewards.Events]:
+    """The state after a step, and what happened in it."""
+    after = advance(state, action if config.grip is None else held(action, state.ego.speed, config.grip))
+    happened = rewards.events(state, after)
+    return rewards.remember(happened, after), happened
+
+
+def world(config: Config) -> World:
+    """The same without a task, for terms. Raises ConfigError."""
+    return World(
+        make(config).spec,
+        dataclasses.asdict(config.params),
+        lambda key, params: start(config, key, params),
+        lambda key, state, action, params: drive(config, state, action),
+        rewards.metrics,
+        terms.FUNCTIONS,
+        resets=config.resets,
+        draw=draw,
     )
 
 

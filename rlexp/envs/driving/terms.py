@@ -1,0 +1,52 @@
+"""What terms of `env=managed` may name in this world. docs/managers.md lists it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rlexp.envs.driving import observation, rewards
+from rlexp.envs.managers.world import Functions, Moment
+
+_REWARDS = (
+    "progress",
+    "collision",
+    "off_road",
+    "red_light",
+    "aside",
+    "speeding",
+    "discomfort",
+    "closeness",
+)
+
+
+def _paid(name: str) -> Callable[[Moment], Float[Array, ""]]:
+    """A term of the world's own reward."""
+    return lambda moment: rewards.terms(moment.happened, moment.state)[name]
+
+
+def _event(name: str) -> Callable[[Moment], Bool[Array, ""]]:
+    return lambda moment: getattr(moment.happened, name)
+
+
+def _cars(moment: Moment, number: int = 8) -> Any:
+    return observation.of_cars(moment.state, number)
+
+
+def _follow_speed(moment: Moment, command: str, std: Any = 1.0) -> Float[Array, ""]:
+    """1 at the speed that the command says, m/s, and less beside it: exp(-(difference / std)²)."""
+    return jnp.exp(-jnp.square((moment.state.ego.speed - moment.commands[command]) / std))
+
+
+FUNCTIONS: Functions = {
+    "observations": {
+        "ego": lambda moment: observation.of_ego(moment.state),
+        "route": lambda moment: observation.of_route(moment.state),
+        "cars": _cars,
+        "lanes": lambda moment: observation.of_lanes(moment.state),
+        "light": lambda moment: observation.of_light(moment.state),
+    },
+    "rewards": {name: _paid(name) for name in _REWARDS} | {"follow_speed": _follow_speed},
+    "terminations": {name: _event(name) for name in ("collision", "off_road", "red_light", "arrived")},
+}

@@ -1,0 +1,189 @@
+"""What the lists of `env=managed` hold, and the functions that they name.
+
+`function: name` is one of the world's or of `rlexp.envs.managers.functions`; `function: package.module:name`, or `module:` beside
+the name, is any other.
+"""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from rlexp.config import ConfigError, CountOrZero, Flag, Number, Text, nearest, parse, schema
+
+T = TypeVar("T")
+
+
+@schema
+class Part:
+    """A function of a list within a term: of noise, of modifiers."""
+
+    function: Text
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@schema
+class Observation:
+    """Something that is seen. After its function: modifiers, noise, clip, scale, history, in this order."""
+
+    function: Text
+    name: Text | None = None
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    modifiers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    noise: dict[str, Any] | None = None
+    clip: list[Number] | None = None
+    scale: Number | list[Number] | None = None
+    history_length: CountOrZero = 0
+
+
+@schema
+class Reward:
+    """Something that is paid, times its weight."""
+
+    function: Text
+    weight: Number | Text
+    name: Text | None = None
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@schema
+class Termination:
+    """Something that ends an episode; with `time_out` it truncates it."""
+
+    function: Text
+    name: Text | None = None
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    time_out: Flag = False
+
+
+class Term(NamedTuple):
+    """One of a list, with its function found."""
+
+    path: str
+    name: str
+    config: Any
+    call: Callable[..., Any]  # (what the kind gives, {name: env.params}) -> value
+
+
+def read(path: str, entries: Sequence[Any], cls: type[T], functions: Mapping[str, Callable], given: int) -> list[Term]:
+    """The terms of a list.
+
+    Args:
+      path: of the list.
+      cls: of an entry.
+      functions: those that need no module.
+      given: how many arguments the platform gives, before the term's own.
+
+    Raises:
+      ConfigError: one line, for what is not there, or does not fit.
+    """
+    terms: dict[str, Term] = {}
+    for i, entry in enumerate(entries):
+        where = f"{path}.{i}"
+        config: Any = parse(_with_module(entry, where), cls, where)[0]
+        call = found(config.function, config.params, functions, given, where)
+        name = getattr(config, "name", None) or config.function.rpartition(":")[2]
+        if name in terms:
+            raise ConfigError(
+                f"{where}.name: {name!r} is the name of {terms[name].path} too; give each a name of its own"
+            )
+        terms[name] = Term(where, name, config, call)
+    return list(terms.values())
+
+
+def part(entry: Any, functions: Mapping[str, Callable], given: int, path: str) -> Callable[..., Any]:
+    """The function of a node {function, params}, as `found`."""
+    config = parse(_with_module(entry, path), Part, path)[0]
+    return found(config.function, config.params, functions, given, path)
+
+
+def found(
+    name: str, params: Mapping[str, Any], functions: Mapping[str, Callable], given: int, path: str
+) -> Callable[..., Any]:
+    """The function, held to its params: (what the platform gives, traced settings) -> value. Raises ConfigError."""
+    function = functions[name] if name in functions else _imported(name, functions, f"{path}.function")
+    step = getattr(function, "step", function)
+    _check_params(
+        step, name, params, given + (step is not function), f"{path}.params"
+    )  # one with a memory is given it too
+
+    def call(*arguments: Any, traced: Mapping[str, Any]) -> Any:
+        own = {k: value_of(v, traced, f"{path}.params.{k}") for k, v in params.items()}
+        try:
+            return step(*arguments, **own)
+        except ConfigError:
+            raise
+        except Exception as error:
+            said = str(error).strip().splitlines()
+            raise ConfigError(
+                f"{path}: {name} cannot be computed ({type(error).__name__}: {said[0] if said else 'no reason given'})"
+            ) from error
+
+    if step is not function:
+        call.init = function.init  # type: ignore[attr-defined]
+    return call
+
+
+def value_of(value: Any, traced: Mapping[str, Any], path: str) -> Any:
+    """A number of a term: `params.NAME` is the traced setting of that name."""
+    if isinstance(value, str) and value.startswith("params."):
+        name = value.removeprefix("params.")
+        check_setting(name, traced, path, value)
+        return traced[name]
+    return value
+
+
+def check_setting(name: str, there: Mapping[str, Any], path: str, value: object) -> None:
+    """Raises ConfigError where env.params has no such name."""
+    if name not in there:
+        raise ConfigError(
+            f"{path}: {value!r} is not allowed; env.params has no {name!r}{nearest(name, there) or '.'} "
+            f"Allowed: {', '.join(sorted(there)) or 'none'}"
+        )
+
+
+def _with_module(entry: Any, path: str) -> dict[str, Any]:
+    """`module:` beside the name is the first half of it: the node is no part of its own."""
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{path}: {entry!r} is not allowed; expected a node with `function:`")
+    entry = dict(entry)
+    if (module := entry.pop("module", None)) is not None:
+        entry["function"] = f"{module}:{entry.get('function', '')}"
+    return entry
+
+
+def _imported(name: str, functions: Mapping[str, Callable], path: str) -> Callable[..., Any]:
+    module_name, colon, own = name.rpartition(":")
+    if not colon:
+        raise ConfigError(
+            f'{path}: unknown function "{name}"{nearest(name, functions) or "."} Allowed: {", ".join(sorted(functions))}, '
+            "and any package.module:name"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a user's own module may raise anything
+        raise ConfigError(
+            f"{path}: no Python module {module_name!r} can be imported ({type(error).__name__}: {error})"
+        ) from error
+    function: Any = vars(module).get(own)
+    if not callable(function) and not callable(getattr(function, "step", None)):
+        there = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
+        raise ConfigError(f"{path}: {module_name} has no function {own!r}{nearest(own, there)}")
+    return function
+
+
+def _check_params(function: Callable, name: str, params: Mapping[str, Any], given: int, path: str) -> None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[given:]
+    except (TypeError, ValueError):  # of what is no Python function nothing is known
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    takes = {p.name: p.default is p.empty for p in parameters if p.kind is not p.VAR_POSITIONAL}
+    for key in params:
+        if key not in takes:
+            allowed = f"Allowed: {', '.join(takes)}" if takes else "It takes none"
+            raise ConfigError(f"{path}.{key}: {name} takes no such param{nearest(key, takes) or '.'} {allowed}")
+    if missing := [key for key, needed in takes.items() if needed and key not in params]:
+        raise ConfigError(f"{path}.{missing[0]}: this key is missing; {name} needs it")

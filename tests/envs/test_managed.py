@@ -1,0 +1,290 @@
+"""Tasks made of terms: what they come to, in what order, and what is refused."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import point_world
+import pytest
+import yaml
+from envs.test_env_contract import check_rows, described
+from suites import build_env, node_of
+from support import SMALL, build, rows, train
+
+from rlexp.compose import search_path
+from rlexp.config import ConfigError, parse
+from rlexp.envs.base import batched
+from rlexp.envs.managers import managed
+
+B, T = 6, 40
+ACTIONS = np.random.default_rng(0).uniform(-1, 1, (T, B, 1)).astype(np.float32)
+POINT = {"module": "point_world", "max_episode_steps": 12, "resets": None, "params": {"wind": 0.0}}
+OWN: dict[str, Any] = {
+    "module": "rlexp.envs.managers.managed",
+    "inner": POINT,
+    "observations": [{"function": "place"}],
+    "concatenate": False,
+    "rewards": [{"function": "near", "weight": 1.0}],
+    "terminations": [{"function": "far"}],
+    "params": {},
+}
+
+
+def made(**changes: Any):
+    return managed.make(parse(OWN | changes, managed.Config, "env")[0])
+
+
+def played(env: Any, actions: Any = ACTIONS) -> Any:
+    """Rows [T + 1, B, ...] under the actions, and the last state."""
+    envs = batched(env)
+
+    def run(key: Any) -> Any:
+        state, first = envs.reset(jax.random.split(key, B))
+        state, later = jax.lax.scan(envs.step, state, jnp.asarray(actions))
+        return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), first, later), state
+
+    return jax.device_get(jax.jit(run)(jax.random.key(0)))
+
+
+def seen(name: str = "place", **term: Any) -> np.ndarray:
+    return played(made(observations=[{"function": "place", "name": name, **term}]))[0].obs[name]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return played(made())[0]
+
+
+def test_terms_equal_to_the_worlds_own_are_its_task(plain):
+    theirs = played(point_world.make(parse(POINT, point_world.Config, "env")[0]))[0]
+    np.testing.assert_array_equal(plain.obs["place"], theirs.obs)
+    np.testing.assert_array_equal(plain.reward, theirs.reward)
+    for ours, own in zip(plain[2:5], theirs[2:5], strict=True):
+        np.testing.assert_array_equal(ours, own)
+    ends = plain.last
+    np.testing.assert_array_equal(plain.info["place"][ends], theirs.info["place"][ends])
+    assert (plain.discount == 0).any() and (ends & (plain.discount == 1)).any()
+
+
+def test_terms_of_the_driving_world_are_its_task():
+    changes = {"max_episode_steps": 12, "scenarios": ["merge"]}
+    node = node_of("driving/merge") | changes
+    parts = {k: node_of(f"../{k}/driving")[k] for k in ("observations", "rewards", "terminations")}
+    ours = build_env("managed", inner=node, **parts)
+    assert {"ego", "route", "cars", "lanes", "light"} == ours.spec.observation.keys()
+    actions = np.random.default_rng(1).uniform([-6, -0.02], [6, 0.02], (16, B, 2)).astype(np.float32)
+    ours, theirs = played(ours, actions)[0], played(build_env("driving/merge", **changes), actions)[0]
+    for name in theirs.obs:
+        np.testing.assert_array_equal(ours.obs[name], theirs.obs[name])
+    np.testing.assert_allclose(ours.reward, theirs.reward, rtol=1e-6, atol=1e-7)
+    for x, y in zip(ours[2:5], theirs[2:5], strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert ours.last.any() and ours.first[1:].any()
+    for name in theirs.info:
+        np.testing.assert_array_equal(ours.info[name], theirs.info[name])
+
+
+def test_the_contract_of_environments_holds():
+    env = made(
+        rewards=[{"function": "near", "weight": 1.0}, {"function": "action_rate_l2", "weight": -0.1}],
+        observations=[{"function": "place", "history_length": 2}, {"function": "last_action"}],
+    )
+    reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+    state, row = reset(jax.random.split(jax.random.key(0), B))
+    assert described(row.obs, 1) == described(env.spec.observation)
+    types, kept = described((state, row)), [jax.device_get(row)]
+    for t in range(T):
+        state, row = step(state, ACTIONS[t])
+        assert described((state, row)) == types
+        kept.append(jax.device_get(row))
+    assert not any(x.aval.weak_type for x in jax.tree.leaves((state, row)))
+    assert step._cache_size() == 1  # type: ignore[attr-defined]
+    check_rows(jax.tree.map(lambda *x: np.stack(x), *kept), 12, "either")
+
+
+def test_a_weight_of_0_is_not_computed(plain):
+    terms = [{"function": "near", "weight": 1.0}, {"function": "speed", "weight": 0.0}]
+    point_world.COMPUTED.clear()
+    told = played(made(rewards=terms))[0]
+    assert set(point_world.COMPUTED) == {"near"}
+    np.testing.assert_array_equal(told.reward, plain.reward)
+    assert "reward/speed" not in told.info
+
+
+def test_rewards_are_weighed_and_added_up_and_logged_by_term(plain):
+    terms = [{"function": "near", "weight": 2.0, "params": {"power": 2.0}}, {"function": "speed", "weight": "params.s"}]
+    told = played(made(rewards=terms, params={"s": -0.5}))[0]
+    speed = -0.5 * np.abs(plain.obs["place"][..., 1])
+    goes_on = ~plain.first
+    np.testing.assert_allclose(told.reward[goes_on], (2 * plain.reward + speed)[goes_on], rtol=1e-6)
+    for b in range(B):
+        (ends,) = np.nonzero(told.last[:, b])
+        begins = np.nonzero(told.first[: ends[0] + 1, b])[0][-1]
+        here = slice(begins + 1, ends[0] + 1)
+        np.testing.assert_allclose(told.info["reward/near"][ends[0], b], 2 * plain.reward[here, b].sum(), rtol=1e-5)
+
+
+def test_time_out_truncates_and_the_others_terminate():
+    cuts = [{"function": "far", "time_out": True}, {"function": "time_out", "params": {"steps": 5}, "name": "late"}]
+    told = played(made(terminations=cuts))[0]
+    far, late = told.info["termination/far"][told.last], told.info["termination/late"][told.last]
+    assert far.any() and late.any() and (far + late >= 1).all()
+    np.testing.assert_array_equal(told.discount[told.last], 1 - late)  # where both end it, it has ended
+    assert (told.discount[told.last] == 1).any() and (told.discount[told.last] == 0).any()
+
+
+def test_what_is_seen_goes_through_modifiers_noise_clip_scale_and_history_in_this_order(plain):
+    place = plain.obs["place"]
+    np.testing.assert_allclose(seen(clip=[-0.2, 0.1], scale=[2, 3]), np.clip(place, -0.2, 0.1) * [2, 3], rtol=1e-6)
+    bias = {"function": "bias", "params": {"value": 1.0}}
+    noise = {"function": "constant", "params": {"bias": -3.0}}
+    many = seen("many", modifiers=[bias], noise=noise, clip=[-1.9, 0], scale=2, history_length=3)
+    single = np.clip(place + 1 - 3, -1.9, 0) * 2
+    assert many.shape == (T + 1, B, 6)
+    for b in range(B):
+        began = 0
+        for t in range(T + 1):
+            began = t if plain.first[t, b] else began
+            past = [max(t - i, began) for i in (2, 1, 0)]
+            np.testing.assert_allclose(many[t, b], single[past, b].reshape(-1), rtol=1e-6)
+
+
+def test_modifiers_with_a_memory_forget_it_with_the_episode(plain):
+    place, params = plain.obs["place"], {"b": [0.5, 0.25], "a": [-0.5]}
+    ours = seen(modifiers=[{"function": "digital_filter", "params": params}])
+    total = seen(modifiers=[{"function": "integrator", "params": {"dt": 0.1}}])
+    for b in range(B):
+        for t in range(T + 1):
+            again = plain.first[t, b]
+            x, old = place[t, b], np.zeros(2) if again else place[t - 1, b]
+            np.testing.assert_allclose(
+                ours[t, b], 0.5 * x + 0.25 * old + 0.5 * (0 if again else ours[t - 1, b]), atol=1e-6
+            )
+            if not again:
+                np.testing.assert_allclose(total[t, b], total[t - 1, b] + (x + old) / 2 * 0.1, atol=1e-6)
+    np.testing.assert_allclose(total[plain.first], place[plain.first] * 0.05, atol=1e-6)
+
+
+def test_noise_is_another_in_each_environment_and_step(plain):
+    noise = {"function": "gaussian", "params": {"std": 0.5}}
+    drawn = seen(noise=noise) - plain.obs["place"]
+    assert len(np.unique(drawn)) == drawn.size
+    assert abs(drawn.mean()) < 0.1 and 0.4 < drawn.std() < 0.6
+    both = made(observations=[{"function": "last_action"}, {"function": "place", "noise": noise}])
+    np.testing.assert_array_equal(played(both)[0].obs["place"] - plain.obs["place"], drawn)  # another term moves none
+
+
+def test_one_vector_of_all_in_the_order_of_the_list(plain):
+    both = [{"function": "time_left"}, {"function": "place"}]
+    told = played(made(observations=both, concatenate=True))[0].obs
+    assert told.shape == (T + 1, B, 3)
+    np.testing.assert_array_equal(told[..., 1:], plain.obs["place"])
+    assert told[0, 0, 0] == 1 and told.min(axis=(0, 1))[0] == 0
+
+
+@pytest.fixture
+def point_options(tmp_path):
+    """The point world and its terms as files of the groups, and the overrides that choose them."""
+    for group in ("env", "observations", "rewards", "terminations"):
+        own = {k: v for k, v in POINT.items() if group == "env"} or {group: OWN[group]}
+        (tmp_path / "conf" / group).mkdir(parents=True)
+        header = "" if group == "env" else "# @package env\n"
+        (tmp_path / "conf" / group / "point.yaml").write_text(header + yaml.safe_dump(own))
+    chosen = [f"{group}=point" for group in ("observations", "rewards", "terminations")]
+    return [*search_path(str(tmp_path / "conf")), "env=managed", "env@env.inner=point", *chosen]
+
+
+def test_it_is_composed_and_trains(tmp_path, point_options):
+    few = [*point_options, "env.rewards.0.weight=0.5", "+env.params.wind=0.01", *SMALL, "total_env_steps=256"]
+    (summary,) = train(tmp_path, *few, "algo.num_envs=4")
+    assert summary["status"] == "finished"
+    assert {"env/place", "env/reward/near", "env/termination/far"} <= rows(tmp_path / "0")[-1].keys()
+
+
+@pytest.mark.slow
+def test_it_trains_in_the_driving_world(tmp_path):
+    few = ["env=managed", "env@env.inner=driving/straight", "env.rewards.0.weight=0.5", *SMALL, "total_env_steps=256"]
+    (summary,) = train(tmp_path, *few, "algo.num_envs=4")
+    assert summary["status"] == "finished"
+    assert {"env/accuracy", "env/reward/progress", "env/termination/arrived"} <= rows(tmp_path / "0")[-1].keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"rewards": [{"function": "nearr", "weight": 1}]},
+            r"env\.rewards\.0\.function: unknown function \"nearr\"; did you",
+        ),
+        ({"rewards": [{"function": "near"}]}, r"env\.rewards\.0\.weight: this key is missing"),
+        (
+            {"rewards": [{"function": "near", "wieght": 1}]},
+            r'env\.rewards\.0\.wieght: unknown key; did you mean "weight"',
+        ),
+        (
+            {"rewards": [{"function": "near", "weight": "1.0x"}]},
+            r"env\.rewards\.0\.weight: '1\.0x' is not allowed; exp",
+        ),
+        ({"rewards": [{"function": "near", "weight": "params.wnd"}]}, r'weight: .* has no .wnd.; did you mean "wind"'),
+        (
+            {"rewards": [{"function": "near", "weight": 1, "params": {"pwer": 2}}]},
+            r'env\.rewards\.0\.params\.pwer: near takes no such param; did you mean "power"',
+        ),
+        (
+            {"rewards": [{"function": "whole", "weight": 1}]},
+            r"env\.rewards\.0: whole gives shape \[1\]; expected one num",
+        ),
+        (
+            {"rewards": [{"function": "near", "weight": 1}] * 2},
+            r"env\.rewards\.1\.name: 'near' is the name of env\.rewards",
+        ),
+        ({"rewards": ["near"]}, r"env\.rewards\.0: 'near' is not allowed; expected a node with `function:`"),
+        ({"rewards": {"near": 1}}, r"env\.rewards: .* is not allowed; expected a valid list"),
+        (
+            {"terminations": [{"function": "nowhere:far"}]},
+            r"env\.terminations\.0\.function: no Python module 'nowhere'",
+        ),
+        (
+            {"terminations": [{"function": "point_world:fare"}]},
+            r'point_world has no function .fare.; did you mean "far"',
+        ),
+        (
+            {"terminations": [{"function": "point_world:speed"}]},
+            r"env\.terminations\.0: speed gives float32; expected bool",
+        ),
+        ({"observations": []}, r"env\.observations: \[\] is not allowed"),
+        (
+            {"observations": [{"function": "place", "clip": [1, 0]}]},
+            r"env\.observations\.0\.clip: \[1.*\] is not allowed",
+        ),
+        ({"observations": [{"function": "place", "scale": [1, 2, 3]}]}, r"0\.scale: .* which has shape \[2\]"),
+        (
+            {"observations": [{"function": "command", "params": {"name": "v"}}]},
+            r"0: command cannot be .*no command 'v'",
+        ),
+        (
+            {"observations": [{"function": "place", "noise": {"function": "gausian"}}]},
+            r'observations\.0\.noise\.function: unknown function "gausian"; did you mean "gaussian"',
+        ),
+        ({"params": {"wnd": 1.0}}, r'env\.params\.wnd: neither the world nor a term reads it; did you mean "wind"'),
+        (
+            {"inner": {"module": "counting_env", "resets": None}},
+            r"env\.inner: counting_env makes no world for terms; expected driving",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(changes, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        made(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_terms_of_ones_own_module(plain):
+    terms = [{"module": "point_world", "function": "near", "weight": 1.0}]
+    np.testing.assert_array_equal(played(made(rewards=terms))[0].reward, plain.reward)
+
+
+def test_the_parts_are_groups_and_their_settings_are_data():
+    one, other = (build("env=managed", f"+env.params.density={x}").settings.env for x in (0.1, 0.9))
+    assert one == {"density": 0.1} and other == {"density": 0.9}
