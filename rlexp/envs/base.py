@@ -103,6 +103,7 @@ def episodic(
     info: Mapping[str, Tally] = MappingProxyType({}),
     resets: int | None = None,
     draw: Callable[[PyTree, PyTree], Any] | None = None,
+    after: Callable[[Key, PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
 ) -> Env:
     """An Env from `reset(key, params) -> (state, obs)` and `step(key, state, action, params) -> Transition`.
 
@@ -117,6 +118,9 @@ def episodic(
     much, `resets` is the most that a whole batch makes in one step; see `rlexp.envs.waiting`. The reset and the step have a key
     of their own each; one that is not used costs nothing once compiled.
 
+    `after(key, state, params)`, of the state that an episode ended with, is the reset of all but an environment's first one: what
+    is to outlive an episode goes through it.
+
     `draw(state, params)` gives a picture for videos, uint8 [H, W, 3]. It is Python, and never compiled.
 
     Raises:
@@ -126,11 +130,11 @@ def episodic(
 
     check_spec(spec)
     if info:
-        reset, step = _tallied(spec.name, reset, step, info)
+        reset, step, after = _tallied(spec.name, reset, step, after, info)
 
-    def begin(key: Key, steps: jax.Array) -> tuple[Episode, PyTree]:
-        traced = _strong(params)
-        inner, obs = reset(jax.random.fold_in(key, 2 * steps), traced)
+    def begin(key: Key, steps: jax.Array, before: PyTree = None) -> tuple[Episode, PyTree]:
+        traced, own = _strong(params), jax.random.fold_in(key, 2 * steps)
+        inner, obs = reset(own, traced) if after is None or before is None else after(own, before, traced)
         inner, obs = _strong(inner), _strong(obs)
         _check_like(f"{spec.name}: the observation of reset, against spec.observation", obs, spec.observation)
         return Episode(inner, traced, key, steps + 1, jnp.zeros((), jnp.int32), jnp.zeros((), bool)), obs
@@ -144,7 +148,7 @@ def episodic(
         return state, _first(obs, info_like(state))
 
     def again(state: Episode, row: TimeStep) -> tuple[Episode, TimeStep]:
-        state, obs = begin(state.key, state.steps)
+        state, obs = begin(state.key, state.steps, state.inner)
         return state, _first(obs, row.info)
 
     def go_on(state: Episode, action: Any) -> tuple[Episode, TimeStep]:
@@ -194,14 +198,22 @@ class Tallied(NamedTuple):
     tallies: dict[str, jax.Array]  # sums and maxima so far, float32
 
 
-def _tallied(name: str, reset: Callable, step: Callable, info: Mapping[str, Tally]) -> tuple[Callable, Callable]:
+def _tallied(
+    name: str, reset: Callable, step: Callable, after: Callable | None, info: Mapping[str, Tally]
+) -> tuple[Callable, Callable, Callable | None]:
     """The same functions, but at every step `info` has what the episode's steps so far come to."""
     kept = {n: how for n, how in info.items() if how != "last"}
 
-    def begin(key: Key, params: PyTree) -> tuple[Tallied, PyTree]:
-        inner, obs = reset(key, params)
+    def begun(inner: PyTree, obs: PyTree) -> tuple[Tallied, PyTree]:
         empty = {n: jnp.asarray(-jnp.inf if how == "max" else 0.0, jnp.float32) for n, how in kept.items()}
         return Tallied(inner, jnp.zeros((), jnp.float32), empty), obs
+
+    def begin(key: Key, params: PyTree) -> tuple[Tallied, PyTree]:
+        return begun(*reset(key, params))
+
+    def again(key: Key, state: Tallied, params: PyTree) -> tuple[Tallied, PyTree]:
+        assert after is not None
+        return begun(*after(key, state.inner, params))
 
     def go_on(key: Key, state: Tallied, action: Any, params: PyTree) -> Transition:
         out = step(key, state.inner, action, params)
@@ -217,7 +229,7 @@ def _tallied(name: str, reset: Callable, step: Callable, info: Mapping[str, Tall
             told[n] = tallies[n] / steps if how == "mean" else tallies[n]
         return out._replace(state=Tallied(out.state, steps, tallies), info=told)
 
-    return begin, go_on
+    return begin, go_on, None if after is None else again
 
 
 def action_struct(spec: EnvSpec) -> jax.ShapeDtypeStruct:

@@ -54,14 +54,8 @@ def test_what_is_offered(line):
 
 def test_it_looks_where_hydra_looks():
     assert completion._CONF == compose.CONF_DIR
-    free = {
-        "between",
-        "experiment",
-        "replay",
-        "observations",
-        "rewards",
-        "terminations",
-    }  # nothing of them need be chosen
+    lists = {"observations", "rewards", "terminations", "commands", "events", "randomisation", "curriculum"}
+    free = {"between", "experiment", "replay"} | lists  # of which nothing need be chosen
     assert set(completion._groups([])) - free == {name for name, _ in completion._chosen([]).items()}
 
 

@@ -68,15 +68,24 @@ NEEDS = {
     "source=actors": ["env=gymnasium/cartpole"],
     "source=inference": ["env=gymnasium/cartpole"],
     "source=dataset": ["algo=bc"],
-    "observations=driving": ["env=managed"],
-    "rewards=driving": ["env=managed"],
-    "terminations=driving": ["env=managed"],
+    "observations=driving_speed": ["env=managed", "commands=driving_speed"],
+    "rewards=driving_speed": ["env=managed", "commands=driving_speed"],
 }
+LISTS = (
+    "observations",
+    "rewards",
+    "terminations",
+    "commands",
+    "events",
+    "randomisation",
+    "curriculum",
+)  # of env=managed
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_builds(option):
-    node, _ = compose.compose_node([option, *NEEDS.get(option, []), "compilation_cache=null"])
+    needs = NEEDS.get(option, ["env=managed"] if option.partition("=")[0] in LISTS else [])
+    node, _ = compose.compose_node([option, *needs, "compilation_cache=null"])
     config, modules = parse(node)
     assert modules["algo"].startswith("rlexp.algos")
     if not option.startswith(("env=", "logger=tensorboard")):  # environments have tests of their own

@@ -10,12 +10,13 @@ import pytest
 import yaml
 from envs.test_env_contract import check_rows, described
 from suites import build_env, node_of
-from support import SMALL, build, rows, train
+from support import SMALL, StopAfter, assert_same, build, rows, train
 
 from rlexp.compose import search_path
 from rlexp.config import ConfigError, parse
 from rlexp.envs.base import batched
 from rlexp.envs.managers import managed
+from rlexp.training.loop import Resume
 
 B, T = 6, 40
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (T, B, 1)).astype(np.float32)
@@ -27,6 +28,10 @@ OWN: dict[str, Any] = {
     "concatenate": False,
     "rewards": [{"function": "near", "weight": 1.0}],
     "terminations": [{"function": "far"}],
+    "commands": [],
+    "events": [],
+    "randomisation": [],
+    "curriculum": [],
     "params": {},
 }
 
@@ -71,6 +76,7 @@ def test_terms_of_the_driving_world_are_its_task():
     changes = {"max_episode_steps": 12, "scenarios": ["merge"]}
     node = node_of("driving/merge") | changes
     parts = {k: node_of(f"../{k}/driving")[k] for k in ("observations", "rewards", "terminations")}
+    parts |= {k: [] for k in ("commands", "events", "randomisation", "curriculum")}
     ours = build_env("managed", inner=node, **parts)
     assert {"ego", "route", "cars", "lanes", "light"} == ours.spec.observation.keys()
     actions = np.random.default_rng(1).uniform([-6, -0.02], [6, 0.02], (16, B, 2)).astype(np.float32)
@@ -288,3 +294,183 @@ def test_terms_of_ones_own_module(plain):
 def test_the_parts_are_groups_and_their_settings_are_data():
     one, other = (build("env=managed", f"+env.params.density={x}").settings.env for x in (0.1, 0.9))
     assert one == {"density": 0.1} and other == {"density": 0.9}
+
+
+def test_commands_are_drawn_anew_after_so_many_steps(plain):
+    command = {
+        "function": "uniform",
+        "name": "goal",
+        "params": {"low": [-1, 2], "high": [1, 3]},
+        "resample_every": [3, 5],
+    }
+    told = played(
+        made(
+            commands=[command, {"function": "choice", "name": "kind", "params": {"values": [0, 5]}}],
+            observations=[
+                {"function": "place"},
+                *[{"function": "command", "name": n, "params": {"name": n}} for n in ("goal", "kind")],
+            ],
+        )
+    )[0]
+    goal, kind = told.obs["goal"], told.obs["kind"]
+    assert goal.shape == (T + 1, B, 2) and set(np.unique(kind)) == {0, 5}
+    assert goal[..., 0].min() < 0 < goal[..., 0].max() <= 1 and goal[..., 1].min() >= 2
+    np.testing.assert_array_equal(told.obs["place"], plain.obs["place"])
+    lasted = set()
+    for b in range(B):
+        since = 0
+        for t in range(1, T + 1):
+            if told.first[t, b]:
+                since = t
+            else:
+                assert kind[t, b] == kind[t - 1, b]  # once an episode
+                if (goal[t, b] != goal[t - 1, b]).any():
+                    lasted.add(t - since)
+                    since = t
+    assert lasted == {3, 4, 5}
+    assert len(np.unique(goal[0, :, 0])) == B
+
+
+def test_events_change_the_world_at_a_reset_or_now_and_then(plain):
+    at_reset = played(made(events=[{"function": "push", "mode": "reset", "params": {"size": 2.0}}]))[0]
+    np.testing.assert_array_equal(at_reset.obs["place"][at_reset.first][:, 1], 2.0)
+    pushes = {"function": "push", "mode": "interval", "every": [4, 4], "params": {"size": 0.5}}
+    told = played(made(events=[pushes], terminations=[]))[0]
+    calm = played(made(terminations=[]))[0]
+    v, still = told.obs["place"][..., 1], calm.obs["place"][..., 1]
+    np.testing.assert_allclose((v - still)[:4], 0, atol=1e-6)
+    np.testing.assert_allclose((v - still)[4:8], 0.5 * 0.9 ** np.arange(4)[:, None] * np.ones((4, B)), atol=1e-5)
+    np.testing.assert_allclose((v - still)[8], 0.5 * 0.9**4 + 0.5, atol=1e-5)
+
+
+def settings(state: Any) -> dict[str, np.ndarray]:
+    """Of an episodic environment's state, with tallies or without."""
+    return getattr(state.inner, "inner", state.inner).params
+
+
+def winds(state: Any) -> np.ndarray:
+    return settings(state)["wind"]
+
+
+def test_settings_are_drawn_by_each_environment(plain):
+    wind = {"param": "wind", "function": "uniform", "params": {"low": -0.2, "high": 0.2}}
+    short, long = (made(randomisation=[wind | {"mode": mode}]) for mode in ("reset", "startup"))
+    told = {
+        mode: played(env, ACTIONS[:n])[1]
+        for env, mode, n in ((short, "one", 1), (short, "two", 30), (long, "s1", 1), (long, "s2", 30))
+    }
+    one, two, first, last = (winds(told[k]) for k in ("one", "two", "s1", "s2"))
+    assert len(np.unique(np.concatenate([one, two]))) == 2 * B  # others in each environment and episode
+    np.testing.assert_array_equal(first, last)  # once for good
+    assert len(np.unique(first)) == B and np.abs(first).max() <= 0.2
+    scaled = made(
+        randomisation=[wind | {"operation": "scale", "params": {"low": 2, "high": "params.most"}}],
+        params={"wind": 0.1, "most": 3.0},
+    )
+    drawn = winds(played(scaled, ACTIONS[:1])[1])
+    assert (drawn >= 0.2).all() and (drawn <= 0.3).all() and len(np.unique(drawn)) == B
+    began = played(short, ACTIONS[:1])
+    np.testing.assert_allclose(began[0].obs["place"][0, :, 1], winds(began[1]))  # the world begins with them
+
+
+def spread(key: Any, params: Any, size: float) -> Any:
+    return {"wind": params["wind"] + size * jax.random.normal(key)}
+
+
+def test_events_at_startup_set_settings_for_good():
+    event = {"function": "envs.test_managed:spread", "mode": "startup", "params": {"size": 0.1}}
+    one, two = (winds(played(made(events=[event]), ACTIONS[:n])[1]) for n in (1, 30))
+    np.testing.assert_array_equal(one, two)
+    assert len(np.unique(one)) == B
+
+
+def test_a_curriculum_goes_on_with_an_environments_own_episodes_and_is_logged():
+    by_length = {"function": "by_length", "params": {"above": 12, "step": 0.01, "low": -0.05, "high": 0.05}}
+    told, state = played(made(curriculum=[by_length | {"param": "wind"}]))
+    logged, level = told.info["curriculum/wind"], np.zeros(B)
+    for b in range(B):
+        began = 0
+        for t in range(1, T + 1):
+            if told.first[t, b]:
+                began = t
+            if told.last[t, b]:
+                np.testing.assert_allclose(logged[t, b], level[b], atol=1e-6)
+                level[b] = np.clip(level[b] + (0.01 if t - began >= 12 else -0.01), -0.05, 0.05)
+    assert len(np.unique(level.round(3))) > 1
+    linear = {"param": "wind", "function": "linear", "params": {"start": 0.0, "end": 0.1, "steps": 20}}
+    metric = {
+        "param": "up",
+        "name": "far",
+        "function": "by_metric",
+        "params": {"metric": "termination/far", "above": 1, "step": 1, "low": 0, "high": 9},
+    }
+    both = made(curriculum=[linear, metric], rewards=[{"function": "near", "weight": "params.up"}], params={"up": 1.0})
+    told, state = played(both)
+    ends = told.last[:-1]
+    np.testing.assert_allclose(winds(state), 0.1)
+    up = settings(state)["up"]
+    np.testing.assert_array_equal(up, 1 + (told.info["termination/far"][:-1] * ends).sum(axis=0))
+
+
+MANY = {
+    "observations": [
+        {"function": "place", "noise": {"function": "gaussian", "params": {"std": 0.1}}, "history_length": 2}
+    ],
+    "commands": [{"function": "uniform", "name": "goal", "params": {"low": -1, "high": 1}, "resample_every": [2, 4]}],
+    "events": [{"function": "push", "mode": "interval", "every": [2, 5], "params": {"size": 0.1}}],
+    "randomisation": [
+        {"param": "wind", "function": "uniform", "params": {"low": -0.1, "high": 0.1}, "mode": "startup"},
+        {"param": "wind", "name": "gust", "function": "normal", "params": {"mean": 0, "std": 0.01}, "operation": "add"},
+    ],
+    "curriculum": [{"param": "wind", "function": "linear", "params": {"start": 0, "end": 0.1, "steps": 30}}],
+}
+
+
+@pytest.mark.parametrize("resets", [None, 1])
+def test_the_contract_holds_with_all_of_them(resets):
+    told, state = played(made(inner=POINT | {"resets": resets}, **MANY))
+    assert not any(x.dtype == np.float64 for x in jax.tree.leaves((told, state)))
+    if resets is None:
+        check_rows(told, 12, "either")
+
+
+def in_words(lists: dict[str, Any]) -> list[str]:
+    """Overrides."""
+    return [f"env.{k}={yaml.safe_dump(v, default_flow_style=True, width=9999).strip()}" for k, v in lists.items()]
+
+
+def test_resume_is_exact(tmp_path, point_options):
+    few = [*point_options, *in_words(MANY), "algo.num_envs=8", *SMALL, "shards=4", "checkpoint.every_updates=2"]
+    whole = [*few, "total_env_steps=512"]
+    train(tmp_path / "one", *whole)
+    train(tmp_path / "two", *whole, stop=StopAfter(1))
+    train(tmp_path / "two", *whole, resume=Resume(tmp_path / "two" / "0", "all"))
+    assert_same(tmp_path / "two" / "0", tmp_path / "one" / "0")
+
+
+def test_on_four_devices_it_is_the_same_world():
+    noise = {"function": "gaussian", "params": {"std": 1.0, "operation": "abs"}}  # nothing but noise
+    env = made(
+        **MANY | {"observations": [*MANY["observations"], {"function": "place", "name": "noise", "noise": noise}]}
+    )
+    envs = batched(env)
+
+    @jax.jit
+    def run(keys: Any, actions: Any) -> Any:
+        state, _ = envs.reset(keys)
+        state, told = jax.lax.scan(envs.step, state, actions)
+        return told, state
+
+    told = []
+    for num in (1, 4):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:num]), "x")
+        along, across = (jax.sharding.NamedSharding(mesh, jax.P(*axes)) for axes in (("x",), (None, "x")))
+        keys = jax.device_put(jax.random.split(jax.random.key(0), 8), along)
+        rows, state = run(keys, jax.device_put(np.tile(ACTIONS, (1, 2, 1))[:, :8], across))
+        assert len(rows.reward.devices()) == num
+        told.append(jax.device_get((rows, state.inner)))
+    (one, first), (four, second) = told
+    np.testing.assert_array_equal(one.obs["noise"], four.obs["noise"])
+    assert len(np.unique(one.obs["noise"])) == one.obs["noise"].size
+    for x, y in zip(jax.tree.leaves((one, first)), jax.tree.leaves((four, second)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rlexp.envs.driving import observation, rewards
+from rlexp.envs.driving import observation, rewards, traffic
+from rlexp.envs.driving.state import State
 from rlexp.envs.managers.world import Functions, Moment
+from rlexp.types import Key
 
 _REWARDS = (
     "progress",
@@ -39,6 +42,14 @@ def _follow_speed(moment: Moment, command: str, std: Any = 1.0) -> Float[Array, 
     return jnp.exp(-jnp.square((moment.state.ego.speed - moment.commands[command]) / std))
 
 
+def _push(key: Key, moment: Moment, low: Any, high: Any) -> State:
+    """The ego vehicle is faster by low to high m/s from now on, or slower, but goes at least not backwards."""
+    state: State = moment.state
+    speed = jnp.maximum(state.ego.speed + low + (high - low) * jax.random.uniform(key), 0.0)
+    ego = state.ego._replace(speed=speed)
+    return state._replace(ego=ego, view=traffic.seen(state.scenario, ego, state.cars))
+
+
 FUNCTIONS: Functions = {
     "observations": {
         "ego": lambda moment: observation.of_ego(moment.state),
@@ -49,4 +60,5 @@ FUNCTIONS: Functions = {
     },
     "rewards": {name: _paid(name) for name in _REWARDS} | {"follow_speed": _follow_speed},
     "terminations": {name: _event(name) for name in ("collision", "off_road", "red_light", "arrived")},
+    "events": {"push": _push},
 }

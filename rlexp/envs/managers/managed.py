@@ -4,7 +4,6 @@ In the order of a step: the world; what ends the episode; what is paid; commands
 traced settings (curriculum, then randomisation); the world; events; commands; what is seen. docs/managers.md has the rest.
 """
 
-import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,10 +12,25 @@ import jax.numpy as jnp
 
 from rlexp.config import ConfigError, Flag, Host, Part, TracedNumber, load_module, nearest, schema
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
-from rlexp.envs.managers.functions import COMMON
+from rlexp.envs.managers.acting import Acting, Actors
+from rlexp.envs.managers.functions import COMMON, CURRICULUM, RANDOMISATION
 from rlexp.envs.managers.observing import Memory, seen_by, side_by_side
-from rlexp.envs.managers.terms import Observation, Reward, Term, Termination, check_setting, read, value_of
-from rlexp.envs.managers.world import Kind, Moment, World
+from rlexp.envs.managers.settings import Changes, Kept
+from rlexp.envs.managers.terms import (
+    Command,
+    Curriculum,
+    Event,
+    Observation,
+    Randomisation,
+    Reward,
+    Term,
+    Termination,
+    check_setting,
+    read,
+    stream,
+    value_of,
+)
+from rlexp.envs.managers.world import Ended, Kind, Moment, World
 from rlexp.types import Key, PyTree
 
 
@@ -35,6 +49,14 @@ class Config:
     """What is paid, and how much: {function, weight, name, params}. A weight of 0 is not computed."""
     terminations: list[Any]
     """What ends an episode: {function, name, params, time_out}; time_out truncates it. The world's limit truncates too."""
+    commands: list[Any]
+    """What the agent is told to do: {function, name, params, resample_every: [low, high] steps}."""
+    events: list[Any]
+    """What changes the world: {function, mode: startup, reset or interval, name, params, every: [low, high] steps}."""
+    randomisation: list[Any]
+    """Settings that each environment draws: {param, function, params, mode: startup or reset, operation: abs, add or scale}."""
+    curriculum: list[Any]
+    """Settings that go on with an environment's episodes: {param, function, name, params}."""
     params: dict[str, TracedNumber]
     """Traced: settings of the world under their own names, and numbers that terms refer to as params.NAME."""
 
@@ -47,6 +69,9 @@ class State(NamedTuple):
     action: jax.Array
     time: jax.Array  # steps, int32
     seen: tuple[Memory, ...]
+    acting: Acting
+    kept: Kept
+    ended: Ended | tuple[()]  # what a curriculum would be told if this were the end; () without one
 
 
 def make(config: Config) -> Env:
@@ -61,77 +86,110 @@ def make(config: Config) -> Env:
     world: World = world_of(config.inner)
     tasks = _Lists(config, world)
     spec = world.spec
-    struct = action_struct(spec)
-    action_before = jnp.zeros(struct.shape, struct.dtype)
+    limit, struct = spec.max_episode_steps, action_struct(spec)
+    no_action = jnp.zeros(struct.shape, struct.dtype)
+
+    def base_of(traced: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: jnp.asarray(value, jnp.float32) for name, value in {**world.params, **traced}.items()}
+
+    def begin(key: Key, base: Mapping[str, Any], kept: Kept, ended: Any) -> tuple[State, PyTree]:
+        params = tasks.changes.of(key, base, kept)
+        state, zero = world.reset(key, params), jnp.zeros((), jnp.int32)
+        moment = Moment(state, state, (), no_action, no_action, zero, limit, {}, params)
+        acting, moment = tasks.actors.begin(key, moment)
+        seen, obs = tasks.observe(key, moment, None)
+        return State(moment.state, params, no_action, zero, seen, acting, kept, ended), obs
 
     def reset(key: Key, traced: Mapping[str, Any]) -> tuple[State, PyTree]:
-        params = _strong(dict(world.params) | dict(traced))
-        state = world.reset(key, params)
-        zero = jnp.zeros((), jnp.int32)
-        moment = Moment(state, state, (), action_before, action_before, zero, spec.max_episode_steps, {}, params)
-        seen, obs = tasks.observe(key, moment, None)
-        return State(state, params, action_before, zero, seen), obs
+        base = base_of(traced)
+        return begin(key, base, tasks.changes.first(key, base), ended_like)
+
+    def after(key: Key, state: State, traced: Mapping[str, Any]) -> tuple[State, PyTree]:
+        base = base_of(traced)
+        kept = state.kept
+        if isinstance(state.ended, Ended):
+            kept = tasks.changes.next(kept, state.ended, base)
+        return begin(key, base, kept, ended_like)
 
     def step(key: Key, state: State, action: Any, traced: Mapping[str, Any]) -> Transition:
         del traced  # the episode's own are in its state
         params, time = state.params, state.time + 1
-        after, happened = world.step(key, state.world, action, params)
+        now, happened = world.step(key, state.world, action, params)
         acted = jnp.asarray(action, struct.dtype)
-        moment = Moment(after, state.world, happened, acted, state.action, time, spec.max_episode_steps, {}, params)
+        moment = Moment(now, state.world, happened, acted, state.action, time, limit, state.acting.commands, params)
         terminated, truncated, ends = tasks.ends(moment)
         reward, paid = tasks.pay(moment)
+        acting, moment = tasks.actors.go_on(key, state.acting, moment)
         seen, obs = tasks.observe(key, moment, state.seen)
-        told = dict(world.told(happened, after)) | ends | paid
-        return Transition(State(after, params, acted, time, seen), obs, reward, terminated, truncated, told)
+        told = dict(world.told(happened, now)) | ends | paid | tasks.changes.told(state.kept)
+        kept, ended = state.kept._replace(steps=state.kept.steps + 1), state.ended
+        if isinstance(ended, Ended):
+            total, length = ended.reward + reward, time.astype(jnp.float32)
+            numbers = {name: jnp.asarray(x, jnp.float32) for name, x in told.items()}
+            ended = Ended(length, total, kept.steps.astype(jnp.float32), numbers)
+        state = State(moment.state, params, acted, time, seen, acting, kept, ended)
+        return Transition(state, obs, reward, terminated, truncated, told)
 
     info: dict[str, Tally] = {**world.info, **{f"reward/{term.name}": "sum" for term, _ in tasks.rewards}}
-
-    def env(observation: PyTree) -> Env:
-        return episodic(
-            spec._replace(name=f"managed/{spec.name}", observation=observation),
-            reset,
-            step,
-            params=config.params,
-            info=info,
-            resets=world.resets,
-            draw=None if world.draw is None else (lambda state, _: world.draw(state.world)),  # type: ignore[misc]
+    key = jax.random.key(0)
+    ended_like: Any = ()  # until it is known what is told at an end
+    if tasks.changes.curriculum:
+        told = jax.eval_shape(
+            lambda key, action: step(key, reset(key, config.params)[0], action, config.params).info, key, struct
         )
+        zero = jnp.zeros((), jnp.float32)
+        ended_like = Ended(zero, zero, zero, dict.fromkeys(told, zero))
 
     def once(key: Key, action: Any) -> PyTree:
         state, obs = reset(key, config.params)
-        step(key, state, action, config.params)
+        out = step(key, state, action, config.params)
+        after(key, out.state, config.params)
         return obs
 
-    return env(jax.eval_shape(once, jax.random.key(0), struct))
+    return episodic(
+        spec._replace(name=f"managed/{spec.name}", observation=jax.eval_shape(once, key, struct)),
+        reset,
+        step,
+        params=config.params,
+        info=info,
+        resets=world.resets,
+        draw=None if world.draw is None else (lambda state, _: world.draw(state.world)),  # type: ignore[misc]
+        after=after,
+    )
 
 
 class _Lists:
     """The lists of a configuration, with their functions found."""
 
     def __init__(self, config: Config, world: World):
-        def of(kind: Kind, entries: list[Any], cls: Any, given: int) -> list[Term]:
-            return read(f"env.{kind}", entries, cls, {**COMMON[kind], **world.functions.get(kind, {})}, given)
+        def of(kind: Kind, cls: type, given: int) -> list[Term]:
+            return read(kind, getattr(config, kind), cls, {**COMMON[kind], **world.functions.get(kind, {})}, given)
 
         self.concatenate = config.concatenate
-        self.observations = of("observations", config.observations, Observation, 1)
+        self.observations = of("observations", Observation, 1)
         if not self.observations:
             raise ConfigError("env.observations: [] is not allowed; expected one term or more")
         self._seen = [seen_by(term) for term in self.observations]
         there = {**world.params, **config.params}
-        rewards = of("rewards", config.rewards, Reward, 1)
+        rewards = of("rewards", Reward, 1)
         for term in rewards:
             _check_weight(term, there)
         self.rewards = [(term, term.config.weight) for term in rewards if term.config.weight != 0]
-        self.terminations = of("terminations", config.terminations, Termination, 1)
+        self.terminations = of("terminations", Termination, 1)
+        events = of("events", Event, 2)
+        self.actors = Actors(of("commands", Command, 2), events)
+        curriculum = read("curriculum", config.curriculum, Curriculum, CURRICULUM, 2)
+        randomisation = read("randomisation", config.randomisation, Randomisation, RANDOMISATION, 1)
+        startup = [term for term in events if term.config.mode == "startup"]
+        self.changes = Changes(curriculum, randomisation, startup, there)
         _check_settings(config, world)
 
     def observe(self, key: Key, moment: Moment, before: tuple[Memory, ...] | None) -> tuple[tuple[Memory, ...], PyTree]:
         """(what to remember of it, what is seen)."""
         kept, seen = list[Memory](), dict[str, jax.Array]()
         for i, (term, see) in enumerate(zip(self.observations, self._seen, strict=True)):
-            memory, seen[term.name] = see(
-                stream(key, term.path, term.name), moment, None if before is None else before[i]
-            )
+            own = stream(key, term.kind, term.name)
+            memory, seen[term.name] = see(own, moment, None if before is None else before[i])
             kept.append(memory)
         return tuple(kept), side_by_side(seen) if self.concatenate else seen
 
@@ -158,12 +216,6 @@ class _Lists:
         return terminated, truncated, which
 
 
-def stream(key: Key, path: str, name: str) -> Key:
-    """A stream of a term's own, by its name: another term more, or another order, moves none."""
-    kind = path.split(".")[1]
-    return jax.random.fold_in(key, zlib.crc32(f"{kind}/{name}".encode()))
-
-
 def _scalar(term: Term, moment: Moment) -> jax.Array:
     x = jnp.asarray(term.call(moment, traced=moment.params))
     if x.shape != ():
@@ -182,8 +234,8 @@ def _check_weight(term: Term, there: Mapping[str, Any]) -> None:
 
 def _check_settings(config: Config, world: World) -> None:
     """Raises ConfigError for a traced setting that nothing reads."""
-    lists = [config.observations, config.rewards, config.terminations]
-    there = {*world.params, *_referred(lists)}
+    lists = [config.observations, config.rewards, config.terminations, config.commands, config.events]
+    there = {*world.params, *_referred([*lists, config.randomisation, config.curriculum])}
     for name in config.params:
         if name not in there:
             raise ConfigError(
@@ -198,7 +250,3 @@ def _referred(node: Any) -> set[str]:
         return {node.removeprefix("params.")} if node.startswith("params.") else set()
     inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
     return {name for x in inner for name in _referred(x)}
-
-
-def _strong(params: Mapping[str, Any]) -> dict[str, jax.Array]:
-    return {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}

@@ -7,12 +7,14 @@ the name, is any other.
 import dataclasses
 import importlib
 import inspect
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
-from rlexp.config import ConfigError, CountOrZero, Flag, Number, Text, nearest, parse, schema
+import jax
 
-T = TypeVar("T")
+from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Text, nearest, parse, schema
+from rlexp.types import Key
 
 
 @schema
@@ -57,20 +59,64 @@ class Termination:
     time_out: Flag = False
 
 
+@schema
+class Command:
+    """Something that the agent is told to do, drawn anew every so many steps; null: once an episode."""
+
+    function: Text
+    name: Text | None = None
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    resample_every: list[Count] | None = None
+
+
+@schema
+class Event:
+    """Something that changes the world: at startup its settings, at a reset or every so many steps its state."""
+
+    function: Text
+    mode: Literal["startup", "reset", "interval"]
+    name: Text | None = None
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    every: list[Count] | None = None
+
+
+@schema
+class Randomisation:
+    """A traced setting that each environment draws for itself, once or at each reset."""
+
+    param: Text
+    function: Text
+    mode: Literal["startup", "reset"] = "reset"
+    operation: Literal["add", "scale", "abs"] = "abs"
+    name: Text | None = None
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@schema
+class Curriculum:
+    """A traced setting that goes on with what an environment's episodes come to."""
+
+    param: Text
+    function: Text
+    name: Text | None = None
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
 class Term(NamedTuple):
     """One of a list, with its function found."""
 
+    kind: str
     path: str
     name: str
     config: Any
     call: Callable[..., Any]  # (what the kind gives, {name: env.params}) -> value
 
 
-def read(path: str, entries: Sequence[Any], cls: type[T], functions: Mapping[str, Callable], given: int) -> list[Term]:
+def read(kind: str, entries: Sequence[Any], cls: type, functions: Mapping[str, Callable], given: int) -> list[Term]:
     """The terms of a list.
 
     Args:
-      path: of the list.
+      kind: the list's key.
       cls: of an entry.
       functions: those that need no module.
       given: how many arguments the platform gives, before the term's own.
@@ -80,15 +126,15 @@ def read(path: str, entries: Sequence[Any], cls: type[T], functions: Mapping[str
     """
     terms: dict[str, Term] = {}
     for i, entry in enumerate(entries):
-        where = f"{path}.{i}"
+        where = f"env.{kind}.{i}"
         config: Any = parse(_with_module(entry, where), cls, where)[0]
         call = found(config.function, config.params, functions, given, where)
-        name = getattr(config, "name", None) or config.function.rpartition(":")[2]
+        name = config.name or vars(config).get("param") or config.function.rpartition(":")[2]
         if name in terms:
             raise ConfigError(
                 f"{where}.name: {name!r} is the name of {terms[name].path} too; give each a name of its own"
             )
-        terms[name] = Term(where, name, config, call)
+        terms[name] = Term(kind, where, name, config, call)
     return list(terms.values())
 
 
@@ -123,6 +169,11 @@ def found(
     if step is not function:
         call.init = function.init  # type: ignore[attr-defined]
     return call
+
+
+def stream(key: Key, kind: str, name: str) -> Key:
+    """A stream of a term's own, by its name: another term more, or another order, moves none."""
+    return jax.random.fold_in(key, zlib.crc32(f"{kind}/{name}".encode()))
 
 
 def value_of(value: Any, traced: Mapping[str, Any], path: str) -> Any:

@@ -1,0 +1,83 @@
+"""The traced settings of an episode, each environment's own: what `env.params` says, moved by a curriculum, then randomised."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlexp.config import ConfigError
+from rlexp.envs.managers.functions import operate
+from rlexp.envs.managers.terms import Term, check_setting, stream
+from rlexp.envs.managers.world import Ended
+from rlexp.types import Key
+
+Params = Mapping[str, Any]
+
+
+class Kept(NamedTuple):
+    """What an environment keeps from one episode to the next."""
+
+    steps: jax.Array  # of all of its episodes, int32
+    drawn: Mapping[str, jax.Array]  # by randomisation at startup, by the names of terms
+    changed: Mapping[str, jax.Array]  # settings, by events at startup
+    levels: Mapping[str, jax.Array]  # of curricula, by the names of terms
+
+
+class Changes:
+    """The terms that change settings. Raises ConfigError."""
+
+    def __init__(self, curriculum: list[Term], randomisation: list[Term], startup: list[Term], there: Params):
+        for term in (*curriculum, *randomisation):
+            check_setting(term.config.param, there, f"{term.path}.param", term.config.param)
+        self.curriculum, self._startup = curriculum, startup
+        self._randomisation = randomisation
+
+    def first(self, key: Key, base: Params) -> Kept:
+        """Of an environment's first episode."""
+        once = [term for term in self._randomisation if term.config.mode == "startup"]
+        changed = dict[str, jax.Array]()
+        for term in self._startup:
+            told = term.call(stream(key, term.kind, term.name), base, traced=base)
+            if not isinstance(told, Mapping):
+                raise ConfigError(
+                    f"{term.path}: {term.name} gives no settings; expected {{name: number}} of mode: startup"
+                )
+            for name, value in told.items():
+                check_setting(name, base, term.path, name)
+                changed[name] = jnp.asarray(value, jnp.float32)
+        return Kept(
+            jnp.zeros((), jnp.int32),
+            {term.name: _draw(term, key, base) for term in once},
+            changed,
+            {term.name: base[term.config.param] for term in self.curriculum},
+        )
+
+    def next(self, kept: Kept, ended: Ended, base: Params) -> Kept:
+        """After an episode: what curricula make of it."""
+        levels = dict[str, jax.Array]()
+        for term in self.curriculum:
+            level = jnp.asarray(term.call(kept.levels[term.name], ended, traced=base), jnp.float32)
+            if level.shape != ():
+                raise ConfigError(f"{term.path}: {term.name} gives shape {list(level.shape)}; expected one number")
+            levels[term.name] = level
+        return kept._replace(levels=levels)
+
+    def of(self, key: Key, base: Params, kept: Kept) -> dict[str, Any]:
+        """The settings of an episode."""
+        params = {**base, **kept.changed} | {t.config.param: kept.levels[t.name] for t in self.curriculum}
+        for term in self._randomisation:
+            drawn = kept.drawn[term.name] if term.config.mode == "startup" else _draw(term, key, base)
+            params[term.config.param] = operate(params[term.config.param], drawn, term.config.operation)
+        return params
+
+    def told(self, kept: Kept) -> dict[str, jax.Array]:
+        """What is logged."""
+        return {f"curriculum/{name}": level for name, level in kept.levels.items()}
+
+
+def _draw(term: Term, key: Key, base: Params) -> jax.Array:
+    drawn = jnp.asarray(term.call(stream(key, term.kind, term.name), traced=base), jnp.float32)
+    if drawn.shape != ():
+        raise ConfigError(f"{term.path}: {term.name} gives shape {list(drawn.shape)}; expected one number")
+    return drawn
