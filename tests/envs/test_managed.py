@@ -9,7 +9,7 @@ import point_world
 import pytest
 import yaml
 from envs.test_env_contract import check_rows, described
-from suites import build_env, node_of
+from suites import CONF, build_env, node_of
 from support import SMALL, StopAfter, assert_same, build, rows, train
 
 from rlexp.compose import search_path
@@ -289,6 +289,25 @@ def test_bad_input_is_one_line(changes, said):
 def test_terms_of_ones_own_module(plain):
     terms = [{"module": "point_world", "function": "near", "weight": 1.0}]
     np.testing.assert_array_equal(played(made(rewards=terms))[0].reward, plain.reward)
+
+
+LISTS = {
+    "observations": ["driving", "driving_speed"],
+    "rewards": ["driving", "driving_speed"],
+    "terminations": ["driving"],
+    "commands": ["driving_speed"],
+    "events": ["driving_pushes"],
+    "randomisation": ["driving"],
+    "curriculum": ["driving"],
+}
+
+
+def test_the_lists_of_the_driving_world_fit_each_other():
+    """The last of each; the first ones are built by the other tests."""
+    for group, names in LISTS.items():
+        assert {path.stem for path in (CONF.parent / group).glob("*.yaml")} - {"none"} == set(names)
+    spec = build("env=managed", *(f"{group}={names[-1]}" for group, names in LISTS.items())).spec
+    assert spec.observation["speed"].shape == ()
 
 
 def test_the_parts_are_groups_and_their_settings_are_data():
