@@ -8,6 +8,8 @@ from typing import Any
 
 from rlexp.config import Count, Host, schema
 from rlexp.envs.base import Env, Tally
+from rlexp.envs.brax_world import brax_world
+from rlexp.envs.managers.world import World
 from rlexp.envs.suites import imported, known, made, physics, remembered
 
 _LIMIT = 1000  # steps, as brax.envs.create has it
@@ -33,9 +35,18 @@ class Config:
 @remembered
 def make(config: Config) -> Env:
     """The task `config.id`. Raises ConfigError: brax is not installed, has no such task, or cannot make it so."""
+    return physics(config, _task(config), default_limit=_LIMIT)
+
+
+@remembered
+def world(config: Config) -> World:
+    """The same without a task, for terms."""
+    return brax_world(config, _task(config), make(config))
+
+
+def _task(config: Config) -> Any:
     brax = imported("brax.envs", extra="brax")
     known("brax", config.id, set(vars(brax)["_envs"]) - {"fast"})  # fast is for brax's own tests
     # MuJoCo, which reads the models, would write its warnings into a file where the user stands.
     imported("mujoco", extra="brax").set_mju_user_warning(lambda text: None)
-    task = made(config.id, lambda: brax.get_environment(config.id, **config.kwargs))
-    return physics(config, task, default_limit=_LIMIT)
+    return made(config.id, lambda: brax.get_environment(config.id, **config.kwargs))

@@ -13,7 +13,7 @@ import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,12 @@ from rlexp.config import ConfigError, nearest
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
 
+T = TypeVar("T")
 _REMEMBERED = 8  # environments; some hold a model of physics
 
 
 @contextlib.contextmanager
-def _traced() -> Iterator[None]:
+def traced() -> Iterator[None]:
     """Traces a suite's own code: types mix as they like, and warnings are for its authors."""
     with jax.numpy_dtype_promotion("standard"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -39,22 +40,22 @@ def foreign() -> Iterator[None]:
     quiet = io.StringIO()
     with (
         jax.ensure_compile_time_eval(),
-        _traced(),
+        traced(),
         contextlib.redirect_stdout(quiet),
         contextlib.redirect_stderr(quiet),
     ):
         yield
 
 
-def remembered(make: Callable[[Any], Env]) -> Callable[[Any], Env]:
-    """The `make` of an adapter, which gives for an equal configuration what it gave before.
+def remembered(make: Callable[[Any], T]) -> Callable[[Any], T]:
+    """The `make` or `world` of an adapter, which gives for an equal configuration what it gave before.
 
     A program asks several times for its environment, and to trace a step of physics takes seconds.
     """
-    given: dict[str, Env] = {}
+    given: dict[str, T] = {}
 
     @functools.wraps(make)
-    def ask(config: Any) -> Env:
+    def ask(config: Any) -> T:
         if (key := repr(config)) not in given:
             if len(given) == _REMEMBERED:
                 del given[next(iter(given))]
@@ -115,23 +116,23 @@ def adapt(
     """
 
     def begin(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
-        with _traced():
+        with traced():
             state, obs = reset(jax.random.key_data(key))
-            return _as(state, types), _observed(obs)
+            return of_types(state, types), observed(obs)
 
     def go_on(key: Key, state: PyTree, action: Any, params: PyTree) -> Transition:
-        with _traced():
+        with traced():
             own = jax.tree.map(lambda x: x, state)  # some suites write into the dicts of the state that they are given
             out = step(jax.random.key_data(key), own, action)
             told = {k: x for k, x in dict(out.info or {}).items() if jnp.ndim(x) == 0}
-            return out._replace(state=_as(out.state, types), obs=_observed(out.obs), info=told)
+            return out._replace(state=of_types(out.state, types), obs=observed(out.obs), info=told)
 
     def once(key: Key, action: Any) -> tuple[PyTree, PyTree, Transition]:
         state, obs = reset(jax.random.key_data(key))
-        return state, _observed(obs), step(jax.random.key_data(key), jax.tree.map(lambda x: x, state), action)
+        return state, observed(obs), step(jax.random.key_data(key), jax.tree.map(lambda x: x, state), action)
 
     spec = EnvSpec(name, (), action, max_episode_steps)
-    with _traced():
+    with traced():
         state, observation, out = jax.eval_shape(once, jax.random.key(0), action_struct(spec))
         # A state that begins with the integer 0 and goes on with fractions is one of fractions from the start.
         types = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), state, out.state)
@@ -184,10 +185,12 @@ def one_hots(categories: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
     return jnp.concatenate(parts, axis=-1)
 
 
-def _as(tree: PyTree, types: PyTree) -> PyTree:
+def of_types(tree: PyTree, types: PyTree) -> PyTree:
+    """Leaves of the dtypes in `types`."""
     return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), tree, types)
 
 
-def _observed(obs: PyTree) -> PyTree:
+def observed(obs: PyTree) -> PyTree:
+    """An observation as the platform has it."""
     kept = (jnp.bool_, jnp.uint8)
     return jax.tree.map(lambda x: x if jnp.result_type(x) in kept else jnp.asarray(x, jnp.float32), obs)

@@ -91,6 +91,27 @@ def test_terms_of_the_driving_world_are_its_task():
         np.testing.assert_array_equal(ours.info[name], theirs.info[name])
 
 
+@pytest.mark.slow
+def test_terms_of_brax_are_its_task_and_bodies_differ():
+    pytest.importorskip("brax", reason="the extra of brax is not installed")
+    node = node_of("brax") | node_of("brax/inverted_pendulum") | {"max_episode_steps": 10}
+    lists = {k: node_of(f"../{k}/brax")[k] for k in ("observations", "rewards", "terminations")}
+    lists |= {k: [] for k in ("commands", "events", "randomisation", "curriculum")}
+    actions = ACTIONS[:14]
+    theirs = played(build_env("brax/inverted_pendulum", max_episode_steps=10), actions)[0]
+    ours = played(build_env("managed", inner=node, **lists), actions)[0]
+    np.testing.assert_allclose(ours.obs["observed"], theirs.obs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(ours.reward, theirs.reward)
+    np.testing.assert_array_equal(ours.last, theirs.last)
+    lists["randomisation"] = [*node_of("../randomisation/brax")["randomisation"]]
+    lists["events"] = [{"function": "push", "mode": "interval", "every": [3, 3], "params": {"size": 0.5}}]
+    told, state = played(build_env("managed", inner=node, **lists), actions)
+    mass = settings(state)["mass"]
+    assert len(np.unique(mass)) == B and np.abs(mass - 1).max() <= 0.2
+    assert np.abs(told.obs["observed"][1] - theirs.obs[1]).max() > 1e-3
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(told))
+
+
 def test_the_contract_of_environments_holds():
     env = made(
         rewards=[{"function": "near", "weight": 1.0}, {"function": "action_rate_l2", "weight": -0.1}],
@@ -292,18 +313,18 @@ def test_terms_of_ones_own_module(plain):
 
 
 LISTS = {
-    "observations": ["driving", "driving_speed"],
-    "rewards": ["driving", "driving_speed"],
-    "terminations": ["driving"],
+    "observations": ["brax", "driving", "driving_speed"],
+    "rewards": ["brax", "driving", "driving_speed"],
+    "terminations": ["brax", "driving"],
     "commands": ["driving_speed"],
     "events": ["driving_pushes"],
-    "randomisation": ["driving"],
+    "randomisation": ["brax", "driving"],
     "curriculum": ["driving"],
 }
 
 
 def test_the_lists_of_the_driving_world_fit_each_other():
-    """The last of each; the first ones are built by the other tests."""
+    """The last of each; others are built by tests of their own."""
     for group, names in LISTS.items():
         assert {path.stem for path in (CONF.parent / group).glob("*.yaml")} - {"none"} == set(names)
     spec = build("env=managed", *(f"{group}={names[-1]}" for group, names in LISTS.items())).spec

@@ -80,7 +80,7 @@ def make(config: Config) -> Env:
     world_of = vars(module).get("world")
     if world_of is None:
         raise ConfigError(
-            f"env.inner: {config.inner.module} makes no world for terms; expected driving/…, brax/… or playground/…, "
+            f"env.inner: {config.inner.module} makes no world for terms; expected driving/… or brax/…, "
             "or a module that has world(config)"
         )
     world: World = world_of(config.inner)
