@@ -34,7 +34,7 @@ class Config:
     reduction: Count
     """One of so many trains on."""
     ties: Flag
-    """Whether those that are as good as the last one that trains on do so too."""
+    """The median's rule: of an odd number the one in the middle trains on, and so do all that are as good as the last of them."""
     brackets: list[CountOrZero]
     """Of each trial of the batch: the first rung at which it is compared."""
     seen: list[list[list[Number]]]
@@ -79,12 +79,14 @@ def make(config: Config) -> Between:
 
 
 def best(returns: Mapping[int, float], seen: Seen, reduction: int, *, ties: bool) -> set[int]:
-    """Who is among the best of all that have been here, which is at least one. Of equals those that came first, without `ties`.
+    """Who is among the best of all that have been here, which is at least one. Of equals those that came first, without `ties`;
+    with `ties` and a reduction of 2 all that are not below the median.
 
     Args:
       returns: of those that are here now.
     """
-    keep = max(1, (seen.number + len(returns)) // reduction)
+    number = seen.number + len(returns)
+    keep = -(-number // reduction) if ties else max(1, number // reduction)
     found = set()
     for i, x in returns.items():
         better = seen.above + sum(y > x if ties else y >= x for y in seen.best)

@@ -8,8 +8,9 @@ import importlib
 from pathlib import Path
 from typing import Any, Literal
 
-from rlexp.config import ConfigError, Count, CountOrZero, Host, schema
-from rlexp.sweep import manifest
+from rlexp.config import ConfigError, Count, CountOrZero, Host, Steps, schema
+from rlexp.sweep import halving, manifest, rungs
+from rlexp.sweep.rungs import Rungs
 from rlexp.sweep.space import Choices, Interval, Space, read
 from rlexp.sweep.sweepers import Batches, Refused, Sweep, Sweeper, Trial
 
@@ -36,6 +37,14 @@ class Config:
     """Of the sampler."""
     space: Host[dict[str, Any]]
     """What is searched: {key: {low, high, log, step} or {choices}}."""
+    pruner: Host[Literal["median", "hyperband"] | None] = None
+    """median: at each rung a trial ends that is below the median of all that have been there; hyperband: one that is not among
+    the best, in as many brackets as there is room for; null: all are trained to the end."""
+    min_steps: Host[Steps | None] = None
+    """Of a pruner: environment steps of the first rung, a multiple of eval.every_env_steps; null: the first evaluation. The median
+    is taken at each multiple of it."""
+    reduction: Host[Count] = 3
+    """Of hyperband: one of so many goes on from a rung to the next one, which is as many times further."""
 
 
 def make(config: Config, sweep: Sweep) -> Sweeper:
@@ -62,10 +71,29 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
             ) from error
     jobs = sweep.config.launcher.max_pack or _JOBS_AT_ONCE
     batch = config.batch or max(1, jobs // len(sweep.grid))
-    return Sweeper(space, _batches(config, space, batch, sweep.directory))
+    return Sweeper(space, _batches(config, space, batch, sweep.directory, _rungs(config, sweep)))
 
 
-def _batches(config: Config, space: Space, batch: int, directory: Path) -> Batches:
+def _rungs(config: Config, sweep: Sweep) -> Rungs | None:
+    """None without a pruner. Raises ConfigError."""
+    if config.pruner is None:
+        return None
+    rungs.check(sweep, "sweeper.pruner")
+    if len(sweep.grid) > 1:
+        raise ConfigError(
+            f"sweeper.pruner: {config.pruner} decides over single runs, and the command line makes {len(sweep.grid)} of each "
+            "trial; sweep over nothing but the space"
+        )
+    if config.pruner == "median":
+        return Rungs(sweep.directory, rungs.plan(sweep, min_steps=config.min_steps, reduction=2, linear=True), 0)
+    first = config.min_steps or sweep.config.eval.every_env_steps or 1
+    # As many brackets as Optuna counts.
+    brackets = len(halving.rungs(first, max(config.reduction, 2), sweep.config.total_env_steps + 1)) or 1
+    made = rungs.plan(sweep, min_steps=config.min_steps, reduction=config.reduction, num_brackets=brackets)
+    return Rungs(sweep.directory, made, 0)
+
+
+def _batches(config: Config, space: Space, batch: int, directory: Path, its_rungs: Rungs | None) -> Batches:
     from optuna.trial import Trial as Asked
     from optuna.trial import TrialState
 
@@ -86,7 +114,8 @@ def _batches(config: Config, space: Space, batch: int, directory: Path) -> Batch
             ends.append(end)
             study.set_user_attr(_BATCHES, ends)
         trials = asked[first:end]
-        results = yield [_overrides(space, trial.params) for trial in trials]
+        more = its_rungs.overrides(len(trials)) if its_rungs else []
+        results = yield [(*_overrides(space, trial.params), *more) for trial in trials]
         for trial, result in zip(trials, results, strict=True):
             if isinstance(result, Refused):
                 if trial.state != TrialState.RUNNING:
@@ -99,12 +128,16 @@ def _batches(config: Config, space: Space, batch: int, directory: Path) -> Batch
             ends.remove(end)
             study.set_user_attr(_BATCHES, ends)
             continue
-        for trial, result in zip(trials, results, strict=True):
+        reports = its_rungs.over(range(first, end)) if its_rungs else [{} for _ in trials]
+        for trial, result, reported in zip(trials, results, reports, strict=True):
             if trial.state != TrialState.RUNNING:
                 continue  # told before this process was started
+            for step, value in reported.items():
+                if int(step) not in trial.intermediate_values:  # of a process that was killed here
+                    Asked(study, trial._trial_id).report(value, int(step))
             if isinstance(result, float):
                 study.tell(trial.number, result)
-            else:  # TPE takes it as worse than all that have a number, CMA-ES passes over it
+            else:  # TPE takes it as worse than all that have a number, those with reports by these; CMA-ES passes over it
                 study.tell(trial.number, state=TrialState.PRUNED)
         first = end
     print(f"all trials are in {directory / NAME}, which optuna-dashboard shows", flush=True)

@@ -114,8 +114,8 @@ class Rungs:
         }
         return ["between=halving", *(f"between.{name}={json.dumps(value)}" for name, value in given.items())]
 
-    def over(self, numbers: Sequence[int]) -> None:
-        """The next batch is: these jobs."""
+    def over(self, numbers: Sequence[int]) -> list[dict[str, float]]:
+        """The next batch is: these jobs. {rung: return} of each, as far as it has come."""
         kept, fact = Manifest(self._directory), f"{_FACT}{self._number} {self._batch}"
         found = kept.recall(fact)
         if found is None:
@@ -128,6 +128,7 @@ class Rungs:
             kept.remember(fact, found)
         self._known += [(bracket, at) for bracket, at in found]
         self._batch += 1
+        return [at for _, at in found]
 
     def _returns(self, run_dir: Path) -> dict[str, float]:
         """{rung: return} of each that the run has come by. One that failed has some of them."""
