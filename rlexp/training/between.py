@@ -50,14 +50,14 @@ class Between(NamedTuple):
     change: Callable[[Key, PyTree, jax.Array], PyTree] | None = None
     # returns -> {member: why it leaves}, on the host; NaN stands for a member that has failed or left. Comes before `change`.
     leave: Callable[[np.ndarray], Mapping[int, Leave]] = lambda returns: {}
-    # The same by the moment alone, which a member that is gone on with alone (`resume=…`) is not asked.
-    prune: Callable[[Moment], Mapping[int, Leave]] = lambda moment: {}
     # On the host, by the moment alone; None: nothing is exchanged. Comes after `change`.
     exchange: Callable[[Moment], Exchange | None] = lambda moment: None
     # What is told of members that begin. It is numbers alone: texts are for `config.yaml`.
     begin: Callable[[Sequence[Config]], Sequence[Told]] = lambda configs: [{} for _ in configs]
     # (experiment, how many members there are): raises ConfigError, before anything is made.
     check: Callable[[Experiment, int], None] = lambda experiment, num_members: None
+    # As `leave`, by the moment alone. A member that is gone on with alone (`resume=…`) is not asked.
+    prune: Callable[[Moment], Mapping[int, Leave]] = lambda moment: {}
     # Whether a pack of which at most half is left may go on as a smaller program, which costs its compilation.
     narrows: bool = False
 
