@@ -1,0 +1,66 @@
+"""Successive halving from the command line: killed, gone on with, reported, and a pruned trial gone on with alone."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import QUIET, assert_same, command_line, environment, rlexp_command, rows
+
+from rlexp.sweep.manifest import Manifest
+
+LINE = (
+    *(
+        "-m",
+        "env=probe/action_reward",
+        "eval.mode=sampled",
+        "algo.num_envs=4",
+        "algo.num_steps=16",
+        "network.hidden=[8]",
+    ),
+    *("algo.hp.lr=tag(log, interval(1e-4, 1e-2))", "eval.num_episodes=8", "eval.every_env_steps=640"),
+    *("total_env_steps=5120", "checkpoint.every_updates=10"),
+)
+ASHA = ("sweeper=asha", "sweeper.trials=6", "sweeper.batch=4", "sweeper.reduction=2")
+
+
+def verb(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlexp.sweep", *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280)
+
+
+def ends(directory: Path) -> list[tuple[list[str], str, float | None]]:
+    return [(entry.overrides, entry.status, entry.objective) for entry in Manifest(directory).jobs()]
+
+
+@pytest.mark.slow
+def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "sweep"
+    done = command_line(tmp_path, *LINE, *ASHA, "hydra.sweep.dir=whole")
+    assert done.returncode == 0, done.stderr
+    for seen in ("packs/*/checkpoints/10", "packs/*/narrowed.json"):
+        go_on = [sys.executable, "-m", "rlexp.sweep", "resume", str(cut)]
+        command = go_on if cut.exists() else rlexp_command(*LINE, *ASHA, "hydra.sweep.dir=sweep", *QUIET)
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
+        until = time.monotonic() + 280
+        while not list(cut.glob(seen)) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = verb("resume", str(cut))
+    assert done.returncode == 0, done.stderr
+    assert ends(cut) == ends(whole)
+    for i in range(6):
+        assert_same(cut / str(i), whole / str(i))
+    pruned = [i for i, (_, status, _) in enumerate(ends(cut)) if status == "pruned"]
+    assert len(pruned) >= 3 and f"{len(pruned)} pruned" in verb("status", str(cut)).stdout
+    assert verb("report", str(cut)).returncode == 0
+    assert f"{len(pruned)} pruned" in (cut / "report.html").read_text()
+    assert "between" not in verb("status", str(cut)).stdout
+
+    # Somebody believes in one that was pruned.
+    done = command_line(tmp_path, f"resume={cut / str(pruned[0])}")
+    assert done.returncode == 0, done.stderr
+    assert rows(cut / str(pruned[0]))[-1]["env_steps"] == 5120
