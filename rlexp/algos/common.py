@@ -149,7 +149,7 @@ def descend(
 
 def gradient_step(
     loss: Callable[[PyTree, PyTree, Array], tuple[Array, dict[str, Array]]],
-    optimiser: tuple[optax.GradientTransformation, Array],
+    optimiser: Callable[[dict[str, Array]], tuple[optax.GradientTransformation, Array]],
     state: Any,
     rows: PyTree,
     count: Float[Array, ""],
@@ -162,11 +162,10 @@ def gradient_step(
     Args:
       loss: (params, part of the rows, how many count in all of them, at least 1) -> the part of the mean loss that these give,
         and metrics as sums over rows.
-      optimiser: and its learning rate.
+      optimiser: metrics as sums over the minibatch's rows -> what to descend by, and its learning rate.
       rows: leaves [num_shards * n, ...].
       count: of the rows, those that count.
     """
-    optimise, lr = optimiser
     num_rows = jnp.maximum(count, 1.0)
     grads, sums = gradients(
         lambda params, part: loss(params, part, num_rows),
@@ -175,6 +174,7 @@ def gradient_step(
         num_parts=num_parts,
         num_shards=num_shards,
     )
+    optimise, lr = optimiser(sums)
     params, opt_state = descend(optimise, grads, state.opt_state, state.params)
     metrics = {name: Mean(total, count) for name, total in sums.items()}
     metrics |= {"loss/grad_norm": single(optax.tree.norm(grads)), "loss/lr": single(lr)}

@@ -167,7 +167,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         windows, count = minibatch
         return common.gradient_step(
             lambda params, part, num_rows: loss(params, part, state.hp, num_rows),
-            optimiser(state.hp, state.step),
+            lambda _: optimiser(state.hp, state.step),
             state,
             windows,
             count,

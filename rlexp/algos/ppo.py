@@ -20,7 +20,7 @@ from rlexp.algos import common
 from rlexp.algos.actor_critic import State, actor_critic
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.rewards import normalised_rewards
-from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.config import ConfigError, Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.ops import weighted
 from rlexp.ops.losses import clipped_surrogate, clipped_value
@@ -69,6 +69,9 @@ class Config:
     """Parts that a minibatch is computed in, to save memory; the result is the same up to rounding."""
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
+    desired_kl: Positive | None = None
+    """Learning rate follows the KL divergence of each minibatch, as in rsl_rl: down where it is twice this, up where it is half. It
+    begins with hp.lr, and needs anneal_lr=false. null: it does not."""
     clip_value: Flag
     """Clip the value loss around the old value."""
     action_bounds: Literal["clip", "squash"] = "clip"
@@ -102,23 +105,59 @@ class Rows(NamedTuple):
     weight: jax.Array  # 0 where the row is no transition
 
 
+class ByKl(NamedTuple):
+    """The state of an optimiser whose learning rate follows the divergence."""
+
+    lr: jax.Array
+    inner: optax.OptState
+
+
+def descent(hp: dict[str, jax.Array], lr: jax.Array) -> optax.GradientTransformation:
+    """Adam on clipped gradients."""
+    return optax.chain(optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(lr, eps=hp["adam_eps"]))
+
+
+def followed(lr: jax.Array, kl: jax.Array, desired: float) -> jax.Array:
+    """The learning rate after a minibatch of this divergence, as rsl_rl has it (Schwarke et al. 2025, arXiv:2509.10771)."""
+    slower, faster = jnp.maximum(lr / 1.5, 1e-5), jnp.minimum(lr * 1.5, 1e-2)
+    return jnp.where(kl > 2.0 * desired, slower, jnp.where((kl > 0.0) & (kl < desired / 2.0), faster, lr))
+
+
+def by_kl(inner: optax.GradientTransformation, lr: jax.Array) -> optax.GradientTransformation:
+    """An optimiser that keeps the learning rate of its last step in its state."""
+
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, ByKl]:
+        updates, after = inner.update(updates, state.inner, params)
+        return updates, ByKl(lr, after)
+
+    return optax.GradientTransformation(lambda params: ByKl(lr, inner.init(params)), update)
+
+
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
     squash, observations = config.action_bounds == "squash", config.normalize_observations
     parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=observations, squash=squash)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
 
+    if config.desired_kl is not None and config.anneal_lr:
+        raise ConfigError(
+            f"algo.desired_kl: {config.desired_kl} is not allowed with algo.anneal_lr true: both move the learning rate; "
+            "expected algo.anneal_lr=false"
+        )
+
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
         lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
-        clip = optax.clip_by_global_norm(hp["max_grad_norm"])
-        return optax.chain(clip, optax.adam(lr, eps=hp["adam_eps"])), lr
+        return descent(hp, lr), lr
 
     def init(key: Key, hp: dict[str, jax.Array]) -> State:
         actor_key, critic_key, state_key = jax.random.split(key, 3)
         params = parts.init(actor_key, critic_key)
         step = jnp.zeros((), jnp.int32)
         stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
-        return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
+        optimise = optimiser(hp, step)[0]
+        if config.desired_kl is not None:
+            optimise = by_kl(optimise, hp["lr"])
+        return State(params, optimise.init(params), hp, stats, state_key, step)
 
     def loss(
         params: PyTree, part: tuple[Rows, PyTree], hp: dict[str, jax.Array], num_rows: jax.Array
@@ -153,9 +192,17 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def gradient_step(state: State, minibatch: tuple[tuple[Rows, PyTree], jax.Array]) -> tuple[State, dict[str, Mean]]:
         """One step of Adam on one minibatch: leaves of rows are [num_shards * n, ...]; count is how many of them count."""
         rows, count = minibatch
+
+        def tuned(sums: dict[str, jax.Array]) -> tuple[optax.GradientTransformation, jax.Array]:
+            if config.desired_kl is None:
+                return optimiser(state.hp, state.step)
+            kl = sums["loss/approx_kl"] / jnp.maximum(count, 1.0)
+            lr = followed(state.opt_state.lr, kl, config.desired_kl)
+            return by_kl(descent(state.hp, lr), lr), lr
+
         return common.gradient_step(
             lambda params, part, num_rows: loss(params, part, state.hp, num_rows),
-            optimiser(state.hp, state.step),
+            tuned,
             state,
             rows,
             count,

@@ -164,7 +164,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         """One step of RAdam on one minibatch: leaves of rows are [num_shards * n, ...]."""
         return common.gradient_step(
             loss,
-            optimiser(state.hp, state.step),
+            lambda _: optimiser(state.hp, state.step),
             state,
             rows,
             jnp.sum(rows[0].weight),

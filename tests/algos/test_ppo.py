@@ -8,6 +8,7 @@ import scipy.stats
 from algos import toys
 
 from rlexp import compose, experiment
+from rlexp.algos import ppo
 from rlexp.config import ConfigError
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
@@ -163,3 +164,32 @@ def test_bounds_that_are_infinite_cannot_be_squashed_to(monkeypatch):
     node["env"] = {"module": toys.__name__, "continuous": True}
     with pytest.raises(ConfigError, match=r"env: masked .* algo.action_bounds=squash needs finite bounds"):
         experiment.build(node)
+
+
+def test_the_learning_rate_follows_the_divergence(tmp_path):
+    """Of a rate that is far too high, and one that is far too low; by the rule, minibatch by minibatch."""
+    kl = jnp.asarray([0.0, 1e-4, 0.004, 0.0051, 0.01, 0.0199, 0.0201, 1.0])
+    ours = ppo.followed(jnp.full((8,), 3e-3), kl, 0.01)
+    np.testing.assert_allclose(ours, [3e-3, 4.5e-3, 4.5e-3, 3e-3, 3e-3, 3e-3, 2e-3, 2e-3], rtol=1e-6)
+    np.testing.assert_allclose(ppo.followed(jnp.asarray([1.2e-5, 9e-3]), jnp.asarray([1.0, 1e-5]), 0.01), [1e-5, 1e-2])
+    overrides = ["algo=ppo", "algo.anneal_lr=false", "algo.desired_kl=0.01", "algo.num_envs=8", "algo.num_steps=12"]
+    made = toys.build(*overrides, "algo.num_epochs=3", "algo.num_minibatches=2")
+    for lr, moves in ((0.2, -1), (1e-5, 1)):
+        state = made.begin(lr=lr)
+        algorithm, rows = made.experiment.algorithm, toys.trajectory(0, T + 1, B)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+        seen = TimeStep(flat.obs, flat.reward, flat.discount, flat.first, flat.first)
+        acted = algorithm.act(algorithm.policy(state, True), (), seen, jax.random.key(1))
+        action, extras = jax.tree.map(lambda x: x.reshape(T + 1, B), (acted[0], acted[2]))
+        batch = Batch(rows._replace(action=action, extras=extras), jnp.ones((B,)))
+        after, told = jax.jit(made.update)(state, batch)
+        assert moves * (float(after.opt_state.lr) - lr) > 0
+        assert min(lr, after.opt_state.lr) <= told.metrics["loss/lr"].sum / 6 <= max(lr, after.opt_state.lr)
+        again, _ = jax.jit(made.update)(after, batch)
+        assert again.opt_state.lr != after.opt_state.lr  # it goes on from where it was
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_two_schedules_are_refused():
+    with pytest.raises(ConfigError, match=r"^algo\.desired_kl: 0\.01 is not allowed with algo\.anneal_lr true"):
+        toys.build("algo=ppo", "algo.desired_kl=0.01")
