@@ -1,6 +1,7 @@
 """curve.png: the return against environment steps, drawn from metrics.jsonl at the end of a run."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from rlexp.loggers import jsonl
 from rlexp.loggers.base import Logger, Row, RunInfo, algorithm, environment
 
 NAME = "curve.png"
+_WIDTH, _HEIGHT = 1050, 600  # pixels
 _INK, _GRID, _EVAL, _TRAIN = "#2b2d33", "#e6e7ea", "#1f5fbf", "#e08a3c"
 
 
@@ -34,10 +36,14 @@ def draw(run_dir: Path, *, title: str = "") -> Path | None:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
     from matplotlib.ticker import EngFormatter
+    from matplotlib.transforms import blended_transform_factory
 
-    figure = Figure(figsize=(7, 4), dpi=150, facecolor="white", layout="constrained")
-    axes = figure.add_subplot()
+    # Each part has its place: to find one anew, matplotlib measures all of a picture twice, which takes as long as to draw it.
+    figure = Figure(figsize=(_WIDTH / 150, _HEIGHT / 150), dpi=150, facecolor="white")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
     if evaluated:
         steps, returns, stds = zip(*evaluated, strict=True)
         marker = "o" if len(steps) <= 40 else ""  # more would hide the line
@@ -51,12 +57,16 @@ def draw(run_dir: Path, *, title: str = "") -> Path | None:
         steps, returns, _ = zip(*trained, strict=True)
         axes.plot(steps, returns, color=_TRAIN, linewidth=1.2, alpha=0.9, label="training", zorder=2)
     if title:
-        axes.set_title(title, loc="left", color=_INK, fontsize="large", pad=26, parse_math=False)  # above the legend
+        above_the_legend = {"y": 1.0, "pad": 26}
+        axes.set_title(title, loc="left", color=_INK, fontsize="large", parse_math=False, **above_the_legend)
     axes.set_xlabel("environment steps", color=_INK)
     axes.set_ylabel("return", color=_INK)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.tick_params(colors=_INK, length=0)
     axes.margins(x=0.02)
+    axes.set_position(_place(axes, canvas.get_renderer(), FontProperties(size="medium")))
+    axes.xaxis.set_label_coords(0.5, 28 / _HEIGHT, blended_transform_factory(axes.transAxes, figure.transFigure))
+    axes.yaxis.set_label_coords(26 / _WIDTH, 0.5, blended_transform_factory(figure.transFigure, axes.transAxes))
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
@@ -66,13 +76,30 @@ def draw(run_dir: Path, *, title: str = "") -> Path | None:
     # Beside its place first, then in one step: a viewer never sees half a picture.
     draft = run_dir / f".{NAME}.tmp"
     try:
-        FigureCanvasAgg(figure).print_png(
-            draft, pil_kwargs={"compress_level": 3}
-        )  # a third faster than 6, a few kB more
+        canvas.print_png(draft, pil_kwargs={"compress_level": 3})  # a third faster than 6, a few kB more
         os.replace(draft, run_dir / NAME)
     finally:
         draft.unlink(missing_ok=True)  # a full disk
     return run_dir / NAME
+
+
+def _place(axes: Any, renderer: Any, font: Any) -> tuple[float, float, float, float]:
+    """Of the axes: with room for the longest label on their left, and for what the last one has beyond their end."""
+    left, right, bottom, top = 44.0, 9.0, 64, 78  # pixels
+
+    def labels(axis: Any) -> Iterator[tuple[float, float]]:
+        """Where each is that will be seen, from 0 to 1, and its width."""
+        ticks, (low, high) = axis.get_majorticklocs(), axis.get_view_interval()
+        for label, tick in zip(axis.get_major_formatter().format_ticks(ticks), ticks, strict=True):
+            if low <= tick <= high:
+                width, *_ = renderer.get_text_width_height_descent(label, font, ismath=False)
+                yield (tick - low) / (high - low), width
+
+    height = 1 - (bottom + top) / _HEIGHT
+    axes.set_position((0, bottom / _HEIGHT, 1, height))  # ticks are chosen by it
+    left += max((width for _, width in labels(axes.yaxis)), default=0)
+    right += max((width / 2 - (1 - where) * (_WIDTH - left - right) for where, width in labels(axes.xaxis)), default=0)
+    return left / _WIDTH, bottom / _HEIGHT, 1 - (left + max(right, 9)) / _WIDTH, height
 
 
 def _points(rows: list[Row], name: str) -> list[tuple[Any, float, float]]:

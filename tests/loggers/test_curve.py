@@ -86,3 +86,26 @@ def test_the_title_says_what_was_trained(tmp_path, monkeypatch):
         curve.make(RunInfo(folder, "id", known, 1000, 0, 0.0)).close({})
         assert pixels(folder / "curve.png", EVAL) > 30
     assert titles == [("CartPole-v1, ppo, seed 3", False), ("lights, seed 0", False)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 123.4, -123_456.7, 1e-4, 3e9, -4e-12])
+def test_nothing_is_cut_off_at_the_edges(tmp_path, scale):
+    """Labels of any width have their room: around the picture is a frame of white, and another one between labels and axes."""
+    write(tmp_path, [{"env_steps": 1.25e6 * n, "eval/return_mean": scale * n**2} for n in range(9)])
+    curve.draw(tmp_path, title="CartPole-v1, ppo, seed 0")
+    with Image.open(tmp_path / "curve.png") as image:
+        dark = np.asarray(image.convert("L")) < 200
+    assert image.size == (1050, 600)
+    assert not dark[:2].any() and not dark[-2:].any() and not dark[:, :2].any() and not dark[:, -2:].any()
+    rows = dark[90:530]
+    assert rows[:, :28].any() and not rows[:, 29:35].any() and rows[:, 35:80].any()  # the name of the axis, the labels
+
+
+def test_the_layout_is_not_searched_for(tmp_path, monkeypatch):
+    """Which takes as long as to draw, for each member of a pack."""
+    from matplotlib.axes import Axes
+
+    measured = []
+    monkeypatch.setattr(Axes, "get_tightbbox", lambda *_, **__: measured.append(1))
+    write(tmp_path, [{"eval/return_mean": 10.0 * n, "train/return_mean": 1.0 * n} for n in range(3)])
+    assert curve.draw(tmp_path) and not measured
