@@ -266,8 +266,11 @@ def parse(node: Mapping[str, Any], cls: type[T] = Config, path: str = "") -> tup
     Raises:
       ConfigError: one line, for an unknown or missing key, a wrong type, a value out of bounds, an unknown module.
     """
+    from rlexp import unknown  # which is made of the types above
+
     modules: dict[str, str] = {}
     try:
+        unknown.check(node, cls, path)
         values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
         return _validate(values, cls, path), modules
     except UnknownKey as error:
