@@ -21,6 +21,9 @@ class Progress(NamedTuple):
     warn: Callable[[str], None]  # like note, but on stderr, and shown even when the display is off
     fail: Callable[[int], None] = lambda _: None  # this member is trained no more; the reason is a warning's to tell
     begin: Callable[[str], None] = lambda _: None  # what is done from now on, until the next of these or the first row
+    end: Callable[[int, str], None] = lambda i, how: (
+        None
+    )  # this member is trained no more, and has not failed: finished or pruned
 
 
 class Status(NamedTuple):

@@ -1,6 +1,7 @@
 """The table of a pack on a terminal: a row a member, the best on top; below it how far the pack is, and how fast."""
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,18 +27,18 @@ class _Member:
         self.last: float | None = None  # eval/return_mean
         self.best: float | None = None
         self.train: float | None = None  # train/return_mean
-        self.failed = False
+        self.state = ""  # of one that is trained no more: failed, finished or pruned
 
     def see(self, row: Row) -> None:
-        """Takes the member's row of a chunk. One that failed keeps what it had: its numbers mean nothing any more."""
-        if self.failed:
+        """Takes the member's row of a chunk. One that is trained no more keeps what it had: its numbers mean nothing any more."""
+        if self.state:
             return
         if is_finite(row.get("train/return_mean")):
             self.train = float(row["train/return_mean"])
         if "eval/return_mean" not in row:
             return
         if not is_finite(row["eval/return_mean"]):
-            self.failed = True
+            self.state = "failed"
             return
         self.last = float(row["eval/return_mean"])
         self.best = self.last if self.best is None else max(self.best, self.last)
@@ -45,7 +46,7 @@ class _Member:
     def rank(self) -> tuple[bool, float, float]:
         """Sorts the best first; by what training returns until there is an evaluation; those that failed last."""
         best, train = (float("inf") if x is None else -x for x in (self.best, self.train))
-        return self.failed, best, train
+        return self.state == "failed", best, train
 
 
 def make(infos: Sequence[RunInfo], console: Console | None = None) -> Progress:
@@ -87,10 +88,14 @@ def make(infos: Sequence[RunInfo], console: Console | None = None) -> Progress:
 
     def fail(i: int) -> None:
         with lock:
-            members[i].failed = True
+            members[i].state = "failed"
+
+    def end(i: int, how: str) -> None:
+        with lock:
+            members[i].state = how
 
     live.start()
-    return Progress(note, log, live.stop, warn, fail, begin)
+    return Progress(note, log, live.stop, warn, fail, begin, end)
 
 
 def _labels(infos: Sequence[RunInfo]) -> tuple[list[str], list[list[str]]]:
@@ -115,11 +120,11 @@ def _table(names: list[str], ranked: list[_Member], num_rows: int) -> Renderable
         table.add_column(name, justify="right", no_wrap=True)
     for member in ranked[:num_rows]:
         numbers = [_number(x) for x in (member.train, member.last, member.best)]
-        state = "failed" if member.failed else ""
-        table.add_row(*map(_cut, member.labels), *numbers, state, style="red" if member.failed else "")
+        style = {"": "", "failed": "red"}.get(member.state, "dim")
+        table.add_row(*map(_cut, member.labels), *numbers, member.state, style=style)
     left = ranked[num_rows:]
-    failed = sum(member.failed for member in left)
-    more = f"… and {len(left):,} more" + (f", {failed:,} failed" if failed else "")
+    states = Counter(member.state for member in left if member.state)
+    more = ", ".join([f"… and {len(left):,} more", *(f"{n:,} {state}" for state, n in sorted(states.items()))])
     return Group(table, Text(more, style="dim")) if left else table
 
 
@@ -131,7 +136,7 @@ def _foot(names: list[str], ranked: list[_Member], status: Status, total: int) -
     best = ranked[0]
     if best.best is None:
         return bar
-    last = [member.last for member in ranked if member.last is not None and not member.failed]
+    last = [member.last for member in ranked if member.last is not None and member.state != "failed"]
     mean = f"mean {_number(sum(last) / len(last))}  " if last else ""
     whose = ", ".join(f"{name}={value}" for name, value in zip(names, best.labels, strict=True))
     return Group(bar, _cut(f"return {mean}best so far {_number(best.best)}: {whose}"))

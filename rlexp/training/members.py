@@ -117,6 +117,8 @@ class Pack:
         self.failed, self.ended = start.failed | lost, start.ended  # member -> why it is trained no more
         for i in self.failed.keys() & self.loggers:
             self.progress.fail(self._here.index(i))
+        for i in self.ended.keys() & self.loggers:
+            self.progress.end(self._here.index(i), self.ended[i].status)
         resumed_from = start.env_steps if start.resumed else None
         self.summaries: list[dict[str, Any]] = []  # of each, once the pack is closed
         self.summary = rundir.summary(status="failed", env_steps=start.env_steps, resumed_from=resumed_from)  # of all
@@ -170,7 +172,14 @@ class Pack:
     def end(self, i: int, how: Leave, env_steps: int) -> None:
         """Takes a member out that has not failed."""
         self.ended[i] = Ended(how.status, how.why, env_steps, self.agent_steps_of(i))
-        self.progress.note(f"{self.members[i].dir}: {how.status} at {env_steps:,} steps: {how.why}")
+        self.progress.end(self._here.index(i), how.status)
+
+    def tell(self, how: Mapping[int, Leave], env_steps: int) -> None:
+        """Who left, and why: one line for all that left alike."""
+        for one in dict.fromkeys(how.values()):
+            who = [i for i, other in how.items() if other == one]
+            whose = str(self.members[who[0]].dir) if len(who) == 1 else f"{len(who)} of {len(self.members)} members"
+            self.progress.note(f"{whose}: {one.status} at {env_steps:,} steps: {one.why}")
 
     def saved(self, env_steps: int) -> None:
         """Tells the loggers that the last checkpoint is there."""

@@ -137,7 +137,9 @@ class Saves:
         """Takes members out that have not failed, as they are now."""
         pack = self._pack
         put = self._checkpoint.parts(self._config, _on_host(self._kept(run))) if how and not pack.alone else None
-        for i in sorted(how.keys() & set(pack.going())):
+        leaving = {i: how[i] for i in sorted(how.keys() & set(pack.going()))}
+        pack.tell(leaving, pack.lead.env_steps(update))
+        for i in leaving:
             pack.end(i, how[i], pack.lead.env_steps(update))
             if put:
                 self._put_part(i, update, put)

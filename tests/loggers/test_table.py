@@ -84,6 +84,21 @@ def test_what_fails_is_marked_keeps_its_numbers_and_goes_down():
     assert best == "return mean 120.0  best so far 120.0: run=2, seed=2"
 
 
+def test_who_is_pruned_is_marked_keeps_its_numbers_and_its_place():
+    console = terminal()
+    display = table.make(infos(3), console)
+    display.log(rows(25_000, 1.0, 300.0, 200.0, 100.0))
+    display.end(1, "pruned")
+    display.log(rows(50_000, 2.0, 310.0, 900.0, 110.0))
+    display.close()
+    _, *members, _, _ = last(console)
+    assert [line.split() for line in members] == [
+        ["0", "0", "310.0", "310.0"],
+        ["1", "1", "200.0", "200.0", "pruned"],
+        ["2", "2", "110.0", "110.0"],
+    ]
+
+
 def test_it_fits_in_the_terminal():
     console = terminal(width=60, height=12)
     display = table.make(infos(64, a_name_that_is_long=["x" * 100] * 32 + ["y" * 100] * 32), console)
