@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     batch,
+    costs,
     devices,
     environments,
     gpu,
@@ -35,6 +36,7 @@ PARTS = {
     "rejax": (rejax.measure, 8),
     "overhead": (overhead.measure, 5),
     "startup": (startup.measure, 7),
+    "costs": (costs.measure, 5),
     "devices": (devices.measure, 5),
     "scaling": (scaling.measure, 1),
     "sweep": (sweep.measure, 5),
