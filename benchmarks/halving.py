@@ -11,7 +11,7 @@ from rlexp.overrides import quoted
 TRIALS = 64
 SHARE_BOUND = 0.25  # of the environment steps of all to the end
 FOUND_BOUND = 4 / 5  # of the rounds
-QUIET = ["logger=quiet", "env=gymnax/cartpole", "algo.num_envs=16", "algo.num_steps=64", "network.hidden=[32,32]"]
+QUIET = ["logger=quiet", "env=gymnax/cartpole", "algo.num_envs=8", "algo.num_steps=64", "network.hidden=[32,32]"]
 SPACE = ["algo.hp.lr=tag(log, interval(1e-5, 1e-1))", "algo.hp.entropy_coef=interval(0, 0.1)"]
 
 

@@ -39,7 +39,7 @@ def after_sweep(directory: Path, statuses: Sequence[str], *, results: bool) -> l
     lines = [f"{', '.join(f'{n} {status}' for status, n in counts.items())}: {where}"]
     if results:
         lines.append(f"  report:   {command('rlexp.sweep', 'report', where)}")
-    if counts.keys() - {"finished", "failed"}:
+    if counts.keys() - {"finished", "failed", "pruned"}:
         lines.append(f"  go on:    {command('rlexp.sweep', 'resume', where)}")
     if counts["failed"]:
         lines.append(f"  retry:    {command('rlexp.sweep', 'retry', where)}")

@@ -14,6 +14,7 @@ from rlexp.loggers import jsonl
 from rlexp.overrides import override_key, quoted
 from rlexp.report.found import Run
 from rlexp.storage import rundir
+from rlexp.sweep.lineage import without_pruning
 from rlexp.sweep.results import METRIC, last_line
 
 MAX_POINTS = 200  # of a curve on a page
@@ -112,7 +113,7 @@ class Words(NamedTuple):
 
 def words(run: Run) -> Words:
     """Its commands, and how it failed."""
-    own = rundir.read_overrides(run.directory) or run.entry.overrides
+    own = without_pruning(rundir.read_overrides(run.directory) or run.entry.overrides)
     # Where its files lie is no matter of what it trains; which run it evaluates is.
     left_out = ("hydra.run.dir", *(("resume",) if run.trains else ()))
     repeat = [
@@ -122,7 +123,7 @@ def words(run: Run) -> Words:
         and (override_key(o) == "hydra.searchpath" or re.split(r"[./]", override_key(o))[0] not in _ABOUT_THE_PLACE)
     ]
     status, sweep = run.line.status, run.sweep
-    if sweep is not None and status != "finished":
+    if sweep is not None and status not in ("finished", "pruned"):  # what was pruned goes on alone
         verb = "retry" if status == "failed" else "resume"
         resume = ["python", "-m", "rlexp.sweep", verb, str(sweep)]
     elif run.trains:

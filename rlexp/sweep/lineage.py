@@ -79,9 +79,11 @@ def populations(directory: Path, jobs: Sequence[Entry]) -> list[Population]:
     ]
 
 
-def is_pruned_between(overrides: Iterable[str]) -> bool:
-    """Whether `sweeper=asha`, or a pruner, decides how long the job trains."""
-    return "between=halving" in overrides
+def without_pruning(overrides: Sequence[str]) -> list[str]:
+    """Without what `sweeper=asha` and pruners add to each job, which decides how long it trains, and not what it is."""
+    if "between=halving" not in overrides:
+        return list(overrides)
+    return [o for o in overrides if override_key(o).split(".")[0] != "between"]
 
 
 def is_population(overrides: Iterable[str]) -> bool:
@@ -91,8 +93,8 @@ def is_population(overrides: Iterable[str]) -> bool:
 
 def shown(overrides: Sequence[str]) -> list[str]:
     """What tells jobs apart, without what `sweeper=pbt`, `sweeper=asha` and pruners add to each."""
-    if not is_population(overrides) and not is_pruned_between(overrides):
-        return list(overrides)
+    if not is_population(overrides):
+        return without_pruning(overrides)
     return [o for o in overrides if override_key(o).split(".")[0] != "between"]
 
 

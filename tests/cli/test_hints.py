@@ -39,3 +39,4 @@ def test_the_next_commands_of_a_sweep():
     words = [shlex.split(line.split(":", 1)[1]) for line in lines[1:]]
     assert words == [["python", "-m", "rlexp.sweep", verb, "/a b"] for verb in ("report", "resume", "retry")]
     assert hints.after_sweep(where, ["finished"], results=False) == ["1 finished: /a b"]
+    assert hints.after_sweep(where, ["finished", "pruned"], results=False) == ["1 finished, 1 pruned: /a b"]
