@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     num_brackets: int
 
     def brackets(self, number: int) -> list[int]:
-        """Of so many trials, in shares that give each bracket about the same environment steps (hyperband's)."""
+        """Of the first trials of a search, in shares that give each bracket about the same environment steps (hyperband's)."""
         rungs = len(self.rungs)
         whole = [-(-(rungs + 1) * self.reduction ** (rungs - b) // (rungs - b + 1)) for b in range(self.num_brackets)]
         counts, found = [0] * self.num_brackets, []
@@ -95,7 +95,7 @@ class Rungs:
 
     def overrides(self, size: int) -> list[str]:
         """What each trial of the next batch has more than its parameters."""
-        plan, seen = self._plan, []
+        plan, seen, first = self._plan, [], len(self._known)
         for b in range(plan.num_brackets):
             of_rungs = []
             for rung in plan.rungs:
@@ -109,7 +109,7 @@ class Rungs:
             "rungs": list(plan.rungs),
             "reduction": plan.reduction,
             "ties": plan.ties,
-            "brackets": plan.brackets(size) if plan.num_brackets > 1 else [0],
+            "brackets": plan.brackets(first + size)[first:] if plan.num_brackets > 1 else [0],
             "seen": seen,
         }
         return ["between=halving", *(f"between.{name}={json.dumps(value)}" for name, value in given.items())]
@@ -120,18 +120,14 @@ class Rungs:
         found = kept.recall(fact)
         if found is None:
             entries = {entry.number: entry for entry in kept.jobs()}
-            brackets = self._plan.brackets(len(numbers))
-            found = [
-                [bracket, self._returns(self._directory / entries[number].dir)]
-                for bracket, number in zip(brackets, numbers, strict=True)
-            ]
+            found = [self._had(self._directory / entries[number].dir) for number in numbers]
             kept.remember(fact, found)
         self._known += [(bracket, at) for bracket, at in found]
         self._batch += 1
         return [at for _, at in found]
 
-    def _returns(self, run_dir: Path) -> dict[str, float]:
-        """{rung: return} of each that the run has come by. One that failed has some of them."""
+    def _had(self, run_dir: Path) -> tuple[int, dict[str, float]]:
+        """The run's bracket, and {rung: return} of each that it has come by. One that failed has some of them."""
         try:
             rows = [row for row in jsonl.read(run_dir / jsonl.NAME) if row.get(_RETURN) is not None]
         except ValueError as error:
@@ -140,7 +136,7 @@ class Rungs:
         for rung in self._plan.rungs:
             if (row := next((row for row in rows if row["env_steps"] >= rung), None)) is not None:
                 found[str(rung)] = float(row[_RETURN])
-        return found
+        return next((int(row[halving.BRACKET]) for row in rows if halving.BRACKET in row), 0), found
 
     def _jobs(self) -> list[manifest.Entry]:
         """Of the next batch, as far as it is known already."""

@@ -75,6 +75,8 @@ def test_the_commands_of_a_run(root, tmp_path):
     assert words["outputs/two"].resume == f"python -m rlexp resume={root}/outputs/two"
     assert words["outputs/one"].resume == f"python -m rlexp resume={root}/outputs/one total_env_steps=MORE"
     assert words["outputs/eval"] == (f"python -m rlexp run=eval resume={root}/outputs/one", "", "")
+    pruned = runs["sweep/7"]._replace(line=runs["sweep/7"].line._replace(status="pruned"))
+    assert details.words(pruned).resume == f"python -m rlexp resume={root}/sweep/7"
     (odd,) = Finder([str(alone(tmp_path / "a, b", ["seed=1"], None))]).runs()
     assert details.words(odd).resume == f"""python -m rlexp 'resume='"'"'{odd.directory}'"'"''"""
 

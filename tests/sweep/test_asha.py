@@ -126,7 +126,7 @@ def test_who_is_gone_on_with_alone_is_not_pruned():
 WORK = (
     "env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "algo.num_epochs=1", "algo.num_minibatches=1",
     "network.hidden=[4]", "eval.num_episodes=2", "eval.every_env_steps=64", "total_env_steps=320",
-    "checkpoint.every_updates=3", "hardware.pack_devices=1",
+    "checkpoint.every_updates=3",
 )  # fmt: skip
 PAYS = (2.0, 5.0, 3.0, 4.0)
 
@@ -147,10 +147,12 @@ def programs() -> packs.Programs:
     return packs.Programs()
 
 
-def pack_of(directory: Path, pays: Sequence[float] = PAYS, **given: Any) -> list[Job]:
+def pack_of(directory: Path, pays: Sequence[float] = PAYS, *, devices: int = 1, **given: Any) -> list[Job]:
     manifest, found = Manifest(directory), []
     for number, pay in enumerate(pays):
-        node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK])
+        node, _ = compose.compose_node(
+            ["logger=quiet", "compilation_cache=null", *WORK, f"hardware.pack_devices={devices}"]
+        )
         node |= {"between": vars(config(**given)), "env": {"module": "traced_paying", "params": {"pay": pay}}}
         built = experiment.build(node)
         manifest.add(number, [f"env.params.pay={pay}"])
@@ -251,6 +253,13 @@ def test_wherever_it_is_killed(undisturbed, programs, tmp_path):
             break
         found.append(where)
     assert set(found) >= {"_put_part", "narrow", "settle"} and len(found) > 6
+
+
+@pytest.mark.slow
+def test_four_devices_decide_the_same(undisturbed, tmp_path):
+    pack_of(tmp_path, devices=4)
+    ended = go_on(tmp_path, packs.Programs(), devices=4)
+    assert ended == [(entry.status, entry.objective) for entry in Manifest(undisturbed).jobs()]
 
 
 @pytest.mark.slow
