@@ -1,6 +1,9 @@
 """curve.png: the return against environment steps, drawn from metrics.jsonl at the end of a run."""
 
+import contextlib
+import functools
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,19 @@ def make(info: RunInfo) -> Logger:
     def close(_: dict[str, Any]) -> None:
         draw(info.dir, title=", ".join(filter(None, words)))
 
-    return Logger(log=lambda _: None, close=close)
+    return Logger(log=lambda _: _import_soon(), close=close)
+
+
+@functools.cache  # once a process
+def _import_soon() -> None:
+    """Imports what draws, a quarter of a second, while the device trains. What is wrong with it is told when it is to draw."""
+
+    def imports() -> None:
+        with contextlib.suppress(Exception):
+            import matplotlib.backends.backend_agg
+            import matplotlib.figure  # noqa: F401
+
+    threading.Thread(target=imports, name="curve", daemon=True).start()
 
 
 def draw(run_dir: Path, *, title: str = "") -> Path | None:

@@ -1,10 +1,13 @@
 """curve.png shows what metrics.jsonl holds."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support import environment
 
 from rlexp.loggers import curve, jsonl
 
@@ -109,3 +112,14 @@ def test_the_layout_is_not_searched_for(tmp_path, monkeypatch):
     monkeypatch.setattr(Axes, "get_tightbbox", lambda *_, **__: measured.append(1))
     write(tmp_path, [{"eval/return_mean": 10.0 * n, "train/return_mean": 1.0 * n} for n in range(3)])
     assert curve.draw(tmp_path) and not measured
+
+
+def test_what_draws_is_imported_while_the_run_trains():
+    """And not before: what imports it would keep the first chunk waiting."""
+    early = "import sys, threading\nfrom pathlib import Path\nfrom rlexp.loggers import RunInfo, curve\n"
+    early += "logger = curve.make(RunInfo(Path(), '0', {}, 1, 0, 0.0))\nassert 'matplotlib' not in sys.modules\n"
+    early += "logger.log({'env_steps': 0})\n"
+    early += "[thread.join() for thread in threading.enumerate() if thread.name == 'curve']\n"
+    early += "assert {'matplotlib.figure', 'matplotlib.backends.backend_agg'} <= sys.modules.keys()\n"
+    done = subprocess.run([sys.executable, "-c", early], env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
