@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlexp import kinds
 from rlexp.config import ConfigError, nearest
 from rlexp.hydra_internals import Callbacks, failures_untold
-from rlexp.overrides import in_quotes, override_key
+from rlexp.overrides import in_quotes, override_group, override_key
 from rlexp.storage import store
 from rlexp.storage.rundir import new_id
 
@@ -148,6 +148,10 @@ def _directory(config: DictConfig, key: str) -> str:
     value = OmegaConf.select(config, key)
     if not isinstance(value, str | int) or not str(value).strip():
         raise ConfigError(f"{key}: {value!r} is not allowed; expected a directory")
+    if re.match(r"\w+://", str(value)):
+        raise ConfigError(
+            f"{key}: {value!r} is not allowed; expected a directory here; output_root may be a URL, gs://…"
+        )
     return str(value)
 
 
@@ -255,7 +259,7 @@ def _check_choices(overrides: Sequence[str]) -> None:
     """Raises ConfigError where a group's choice is no name. What Hydra says then does not tell of which group."""
     groups = _groups()
     for override in overrides:
-        key = override_key(override)
+        key = override_group(override)
         if override.startswith("~") or "=" not in override or not (key in groups or "/" in key):
             continue
         value = OverridesParser.create().parse_override(override).value()
@@ -301,6 +305,13 @@ def _code(node: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _code(value, where)
         elif key in ("module", "_target_", "class", "()") and not is_ours(str(value)):
             yield where, str(value)
+        elif path.partition(".")[0] == "env" and (found := _IMPORTED.match(str(value))) and not is_ours(found[1]):
+            yield where, found[1]
+
+
+_IMPORTED = re.compile(
+    r"([A-Za-z_][\w.]*):[A-Za-z_]"
+)  # my_game.env:MyGame, or an id of Gymnasium's with the module that knows it
 
 
 def is_ours(name: str) -> bool:
@@ -334,7 +345,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 def force(override: str) -> str:
     """`a.b=1` -> `++a.b=1`, which sets the key whether it is there or not. Choices of a group stay as they are."""
-    key = override_key(override)
+    key = override_group(override)
     if override.startswith("~") or "/" in key or key in _groups() or key.startswith("hydra."):
         return override
     return "++" + override.lstrip("+")

@@ -60,6 +60,12 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+def nearest_divisor(number: int, wanted: int | float) -> int:
+    """The number nearest to `wanted` that divides `number`; of two the smaller."""
+    low = [n for n in range(1, math.isqrt(min(number, 2**40)) + 1) if number % n == 0]  # more fits into no memory
+    return min(sorted({*low, *(number // n for n in low)}), key=lambda n: abs(n - wanted))
+
+
 # --- the types of fields -------------------------------------------------------------------------------------------
 
 
@@ -102,6 +108,8 @@ def _not_0_in_float32(value: float) -> float:
     return value
 
 
+MOST_JOBS = 100_000  # of a sweep
+
 # Host fields (names, paths, logging) have no effect on the program: they may differ on resume and inside a pack.
 Host = Annotated[T, "host"]
 Flag = Annotated[bool, Strict()]
@@ -109,6 +117,10 @@ Text = Annotated[str, Strict(), Field(min_length=1)]
 _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
 Count = Annotated[_Whole, Field(ge=1, lt=2**31)]  # programs count in int32
 CountOrZero = Annotated[_Whole, Field(ge=0, lt=2**31)]
+Few = Annotated[_Whole, Field(ge=1, le=256)]  # what a program is made of one by one, such as layers: each is traced
+FewOrZero = Annotated[_Whole, Field(ge=0, le=256)]
+Widths = Annotated[list[Count], Field(max_length=256)]  # one of each layer
+Jobs = Annotated[_Whole, Field(ge=1, le=MOST_JOBS)]
 Steps = Annotated[_Whole, Field(ge=1, le=10**15)]  # of environments, which are counted on the host
 Bytes = Annotated[_Whole, Field(ge=1, le=2**50)]
 Seconds = Annotated[_Whole, Field(ge=1, le=10**7)]  # four months

@@ -12,6 +12,7 @@ version of Hydra is tried there before pyproject.toml lets it in.
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,11 @@ from hydra._internal import config_loader_impl
 from hydra._internal.callbacks import Callbacks as Callbacks
 from hydra._internal.utils import create_config_search_path
 from hydra._internal.utils import get_args_parser as get_args_parser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
+
+from rlexp.config import MOST_JOBS, ConfigError
 
 if TYPE_CHECKING:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper as BasicSweeper
@@ -39,11 +42,30 @@ def __getattr__(name: str) -> Any:
 
 
 def grid(overrides: Sequence[Override]) -> list[list[str]]:
-    """The jobs of Hydra's own sweeper, in its order: each value with each."""
+    """The jobs of Hydra's own sweeper, in its order: each value with each. Raises ConfigError for more than a sweep may have."""
+    check_number(math.prod(_num_values(o) for o in overrides))
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     (jobs,) = BasicSweeper.split_arguments(list(overrides), None)
     return [list(job) for job in jobs]
+
+
+def check_number(num_jobs: int) -> None:
+    """Raises ConfigError. It is asked before jobs are made: so many more would take all memory."""
+    if num_jobs > MOST_JOBS:
+        raise ConfigError(f"-m: {num_jobs} jobs are not allowed; expected at most {MOST_JOBS} in a sweep")
+
+
+def _num_values(override: Override) -> int:
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        assert value.start is not None and value.stop is not None
+        if not value.step or not math.isfinite(value.stop - value.start):
+            raise ConfigError(
+                f"{override.input_line}: is not allowed; expected finite bounds, and a step that is not 0"
+            )
+        return max(0, math.ceil((value.stop - value.start) / value.step))
+    return len(value.list) if isinstance(value, ChoiceSweep) else 1
 
 
 def is_hydras_sweeper(plugin: Any) -> bool:

@@ -7,7 +7,13 @@ from rlexp.config import ConfigError
 
 
 def override_key(override: str) -> str:
-    """`+a.b=1` -> `a.b`: what an override is about."""
+    """`+a.b=1` -> `a.b`, `env@env.inner=x` -> `env.inner`: the place in the configuration that an override is about."""
+    group, _, place = override.lstrip("+~").split("=", 1)[0].partition("@")
+    return group if place in ("", "_global_") else place
+
+
+def override_group(override: str) -> str:
+    """`env@env.inner=x` -> `env`: where its choices lie, if it is one of a group."""
     return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
 
 
@@ -33,7 +39,9 @@ def doubled(overrides: Sequence[str]) -> Iterator[str]:
 def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Those of a resumed run, then the command line's, which win."""
     said = {override_key(o) for o in later}
-    return [o for o in earlier if override_key(o) not in said] + list(later)
+    anew = tuple(f"{key}." for key in said)  # another choice has no parts, such as env@env.inner, of the one before
+    kept = [o for o in earlier if not ("@" in o.split("=", 1)[0] and override_key(o).startswith(anew))]
+    return [o for o in kept if override_key(o) not in said] + list(later)
 
 
 def quoted(key: str, value: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import yaml
 from hypothesis import strategies as st
 
 from rlexp import __main__ as cli
@@ -271,6 +272,27 @@ _FORMS += [
 _OVERRIDES = st.builds(
     _override, st.sampled_from(_KEYS * 2 + _HYDRA * 6), st.sampled_from(_VALUES), st.sampled_from(_FORMS)
 )
+
+
+def _elsewhere() -> Iterator[tuple[str, str]]:
+    """(choice, key) of the keys that only other choices have; suites of worlds take seconds to trace."""
+    slow = ("brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
+    for group in ("algo", "env", "network", "source", "sweeper", "launcher", "logger", "checkpoint"):
+        for file in sorted((compose.CONF_DIR / group).rglob("*.yaml")):
+            name = file.relative_to(compose.CONF_DIR / group).with_suffix("").as_posix()
+            root = "algo.source" if group == "source" else group
+            node = {k: v for k, v in yaml.safe_load(file.read_text()).items() if k != "defaults"}
+            if not name.startswith(slow):
+                yield from ((f"{group}={name}", key) for key in _leaves(node, root) if key not in _KEYS)
+
+
+_ELSEWHERE = st.builds(
+    lambda of, value, form, more: Line([of[0], *more, _override(of[1], value, form)]),
+    st.sampled_from(list(_elsewhere())),
+    st.sampled_from(["2147483647", "100000", "unix:/dev/null", "unix:file", "gs://x/y-v0", "2e9", *_VALUES]),
+    st.sampled_from(_FORMS),
+    st.sampled_from([[], [], ["env=gymnasium/cartpole"], ["env=gymnax/pendulum"], ["run=plan"], ["-m"]]),
+)
 _CHOICES = st.builds(_override, st.sampled_from(_GROUPS), st.sampled_from(_OPTIONS), st.sampled_from(_FORMS[10:]))
 
 _YAML = [
@@ -505,6 +527,8 @@ def lines(draw: Any) -> Line:
             st.just(Line([])),
             _FOLDERS,
             _FOLDERS,
+            _ELSEWHERE,
+            _ELSEWHERE,
             _PLACES,
             _RESUMED,
             _PROCESSES.map(Line),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from rlexp.config import ConfigError, TwoValues
+from rlexp.config import ConfigError, TwoValues, nearest_divisor
 from rlexp.networks import normaliser
 from rlexp.ops.distributions import masked
 from rlexp.ops.shuffle import minibatches
@@ -219,16 +219,15 @@ def epochs_and_minibatches(config: Any, num_shards: int, *, whole: bool = False)
     rows = config.num_envs // num_shards * (1 if whole else config.num_steps)
     if config.batch_scaling == "keep_minibatch":
         wanted = config.num_minibatches * config.num_envs / config.base_num_envs
-        fitting = [n for n in range(1, rows + 1) if rows % (n * config.gradient_accumulation) == 0]
-        if fitting:
-            num_minibatches = min(fitting, key=lambda n: abs(n - wanted))
+        if rows % config.gradient_accumulation == 0:
+            num_minibatches = nearest_divisor(rows // config.gradient_accumulation, wanted)
             steps = config.num_epochs * config.num_minibatches
             return max(1, round(steps / num_minibatches)), num_minibatches
     parts = config.num_minibatches * config.gradient_accumulation
     if rows % parts:
-        fits = max(
-            n for n in range(1, config.num_minibatches + 1) if rows % (n * config.gradient_accumulation) == 0 or n == 1
-        )
+        fits = 1
+        if rows % config.gradient_accumulation == 0:
+            fits = nearest_divisor(rows // config.gradient_accumulation, config.num_minibatches)
         their = f"num_envs {config.num_envs} / {num_shards} shards"
         what = (
             f"environments of a shard ({their}), whose windows are learnt whole"

@@ -21,7 +21,19 @@ import optax
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.policy import policy_head
-from rlexp.config import ConfigError, Count, Flag, Host, NonNegative, Number, Part, Positive, schema
+from rlexp.config import (
+    ConfigError,
+    Count,
+    Few,
+    Flag,
+    Host,
+    NonNegative,
+    Number,
+    Part,
+    Positive,
+    nearest_divisor,
+    schema,
+)
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.decision_transformer import DecisionTransformer
 from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree, TimeStep, Update
@@ -56,7 +68,7 @@ class Config:
     """K, the rows of an episode that are seen."""
     units: Count
     """Width of the layers; a multiple of heads."""
-    layers: Count
+    layers: Few
     """Layers of attention, each followed by two dense ones."""
     heads: Count
     """Heads of attention of a layer."""
@@ -234,13 +246,13 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
 def _check(config: Config, num_shards: int) -> None:
     if config.units % config.heads:
-        fits = max(n for n in range(1, config.heads + 1) if config.units % n == 0)
+        fits = nearest_divisor(config.units, config.heads)
         raise ConfigError(
             f"algo.heads: {config.heads} does not divide algo.units {config.units}; the nearest that fits is {fits}"
         )
     of_shard = config.source.batch_size // num_shards
     if of_shard % config.gradient_accumulation:
-        fits = max(n for n in range(1, config.gradient_accumulation + 1) if of_shard % n == 0)
+        fits = nearest_divisor(of_shard, config.gradient_accumulation)
         raise ConfigError(
             f"algo.gradient_accumulation: {config.gradient_accumulation} does not divide the {of_shard} windows of a shard "
             f"(algo.source.batch_size {config.source.batch_size} / {num_shards} shards); the nearest that fits is {fits}"

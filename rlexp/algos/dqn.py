@@ -25,11 +25,12 @@ Observations are not normalised: statistics of a memory are of policies long pas
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from pydantic import Field
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
@@ -96,7 +97,7 @@ class Config:
     """Two streams after the network, what a state is worth and what each action adds to it."""
     value: Literal["expected", "categorical"] = "expected"
     """What is learnt of an action: its mean return, or how its return is distributed over num_atoms values (C51)."""
-    num_atoms: Count = 51
+    num_atoms: Annotated[Count, Field(le=65_536)] = 51
     """Values that a categorical return can have."""
     value_min: Number = -10.0
     """The least of them, of rewards after reward_scale."""

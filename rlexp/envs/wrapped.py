@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import ConfigError, Count, Fraction, Host, NonNegative, Part, Positive, load_module, schema
+from rlexp.config import ConfigError, Few, Fraction, Host, NonNegative, Part, Positive, load_module, schema
 from rlexp.envs.base import Env, HostEnv, action_struct, batched
 from rlexp.envs.waiting import Batched
 from rlexp.types import EnvSpec, Key, PyTree, TimeStep
@@ -33,13 +33,13 @@ class Config:
     """The environment: any compiled one."""
     sticky: Fraction
     """Probability with which the last action is taken once more in place of the one that is given."""
-    action_repeat: Count
+    action_repeat: Few
     """Steps of the inner environment for each action."""
     reward_clip: Positive | None
     """The largest reward, and the negative of the smallest; null leaves rewards as they are."""
     observation_noise: NonNegative
     """Deviation of the normal noise that is added to observations of numbers."""
-    frame_stack: Count
+    frame_stack: Few
     """Observations that are seen side by side, along their last axis."""
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rlexp.config import ConfigError, Count, Flag, Host, schema
+from rlexp.config import ConfigError, Flag, Host, Widths, schema
 from rlexp.networks.base import SharedTrunk, activations, layer_norm, leaves, split_image
 from rlexp.networks.dense import Conv
 from rlexp.networks.initializers import Initialiser, gain
@@ -22,13 +22,13 @@ class Config:
     """A convolutional network."""
 
     module: Host[str]
-    features: list[Count]
+    features: Widths
     """Output channels of each convolution."""
-    kernel_sizes: list[Count]
+    kernel_sizes: Widths
     """Side of each convolution's square window, in pixels."""
-    strides: list[Count]
+    strides: Widths
     """Step of each convolution's window, in pixels."""
-    hidden: list[Count]
+    hidden: Widths
     """Units of each layer after the convolutions; the last is the number of features."""
     activation: Literal["tanh", "relu", "silu", "gelu"]
     """Follows each convolution and each layer."""

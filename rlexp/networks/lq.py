@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, schema
+from rlexp.config import ConfigError, Count, FewOrZero, Flag, Host, Widths, schema
 from rlexp.networks.base import SharedTrunk, layer_norm, leaves
 from rlexp.networks.dense import Dense
 from rlexp.networks.initializers import Initialiser, gain
@@ -39,9 +39,9 @@ class Config:
     """Heads of attention."""
     latents: Count
     """Vectors that ask."""
-    layers: CountOrZero
+    layers: FewOrZero
     """Layers in which the latents ask each other, after the one in which they ask the observation."""
-    hidden: list[Count]
+    hidden: Widths
     """Units of each layer after the mean of the latents; the last is the number of features."""
     activation: Literal["tanh", "relu", "silu", "gelu"]
     """Follows each of these layers."""

@@ -7,7 +7,7 @@ import jax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rlexp.config import ConfigError, Count, Flag, Host, schema
+from rlexp.config import ConfigError, Flag, Host, Widths, schema
 from rlexp.networks.base import SharedTrunk, activations, flatten_obs, layer_norm, leaves
 from rlexp.networks.dense import Dense
 from rlexp.networks.initializers import Initialiser, gain
@@ -19,7 +19,7 @@ class Config:
     """A multilayer perceptron."""
 
     module: Host[str]
-    hidden: list[Count]
+    hidden: Widths
     """Units of each layer; the last is the number of features. [] hands the observation to the heads as it is."""
     activation: Literal["tanh", "relu", "silu", "gelu"]
     """Follows each layer, the last one too."""

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from rlexp.config import ConfigError, Count, Flag, Host, Part, schema
+from rlexp.config import ConfigError, Count, Few, Flag, Host, Part, nearest_divisor, schema
 from rlexp.networks.base import MemoryTorso, layer_norm, torso_before
 from rlexp.networks.dense import Dense, add_bias, product
 from rlexp.networks.initializers import Initialiser, gain, zeros
@@ -37,7 +37,7 @@ class Config:
     module: Host[str]
     units: Count
     """Width of the layers, and features; a multiple of heads."""
-    layers: Count
+    layers: Few
     """Layers of attention, each followed by two dense ones."""
     heads: Count
     """Heads of attention of a layer."""
@@ -203,7 +203,7 @@ def _shifted(of_distance: Float[Array, "B H T D"]) -> Float[Array, "B H T S"]:
 def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> MemoryTorso:
     """The torso for observations like `observation`. Raises ConfigError where heads do not divide units, or as `torso_before`."""
     if config.units % config.heads:
-        fits = max(n for n in range(1, config.heads + 1) if config.units % n == 0)
+        fits = nearest_divisor(config.units, config.heads)
         raise ConfigError(
             f"network.heads: {config.heads} does not divide network.units {config.units}; the nearest that fits is {fits}"
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from rlexp.config import ConfigError, load_module
+from rlexp.config import ConfigError, load_module, nearest_divisor
 from rlexp.envs.base import Env, HostEnv
 from rlexp.types import Batch, Key, Metrics, PyTree
 
@@ -99,7 +99,7 @@ class HostSource(NamedTuple):
 def check_even(key: str, num_parts: int, num_envs: int) -> None:
     """Raises ConfigError, which names the key of `num_parts`, where so many cannot share the environments evenly."""
     if num_envs % num_parts:
-        fits = max(n for n in range(1, num_parts) if num_envs % n == 0)
+        fits = nearest_divisor(num_envs, num_parts)
         raise ConfigError(
             f"algo.source.{key}: {num_parts} does not divide algo.num_envs {num_envs}; the nearest that fits is {fits}"
         )

@@ -126,6 +126,7 @@ def _sweep(
     fitting = misses = 0  # valid ones in this batch; draws since the last of them
     trials = next(sweeper.batches)
     while trials:
+        hydra_internals.check_number(len(trials) * len(grid))
         jobs = [[*job, *trial] for trial in trials for job in grid]
         first = len(done) * len(grid)
         if not sweeper.space and "launcher" in plugin.config:

@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 from typing import Any, Literal
 
-from rlexp.config import ConfigError, Count, CountOrZero, Host, Steps, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Host, Jobs, Steps, schema
 from rlexp.sweep import halving, manifest, rungs
 from rlexp.sweep.rungs import Rungs
 from rlexp.sweep.space import Choices, Interval, Space, read
@@ -29,7 +29,7 @@ class Config:
     module: Host[str]
     sampler: Host[Literal["tpe", "cmaes"]]
     """tpe: tree-structured Parzen estimator, for all spaces; cmaes: CMA-ES, for numbers only."""
-    num_trials: Host[Count]
+    num_trials: Host[Jobs]
     """Trials in all. With a larger number the same line goes on."""
     batch: Host[Count | None]
     """Trials asked for at once, which train together; null: as many as make launcher.max_pack jobs, or 16."""

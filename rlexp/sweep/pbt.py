@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlexp.config import Config as Whole
-from rlexp.config import ConfigError, Count, CountOrZero, Host, Steps, schema
+from rlexp.config import ConfigError, CountOrZero, Host, Jobs, Steps, schema
+from rlexp.hydra_internals import check_number
 from rlexp.overrides import override_key
 from rlexp.sameness import TRACED
 from rlexp.sources.base import is_host, stepping
@@ -24,7 +25,7 @@ class Config:
     """Population-based training."""
 
     module: Host[str]
-    population: Host[Count]
+    population: Host[Jobs]
     """Members of a population, which train as one program."""
     interval: Host[Steps | None]
     """Environment steps between exchanges, a multiple of eval.every_env_steps; null: at each evaluation."""
@@ -60,6 +61,7 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
                 f"sweeper.space.{key}: it shapes the program, so that it cannot change while members train; allowed: "
                 f"{', '.join(traced)}"
             )
+    check_number(len(sweep.grid) * config.population)
     populations = [_members(config, space, number, job, sweep.config.seed) for number, job in enumerate(sweep.grid)]
 
     def batches() -> Batches:

@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from rlexp.config import Count, CountOrZero, Host, schema
+from rlexp.config import CountOrZero, Host, Jobs, schema
 from rlexp.sweep.space import draw, read
 from rlexp.sweep.sweepers import Batches, Refused, Sweep, Sweeper
 
@@ -13,7 +13,7 @@ class Config:
     """Random search."""
 
     module: Host[str]
-    num_trials: Host[Count]
+    num_trials: Host[Jobs]
     """Trials in all. With a larger number the same line goes on: the first ones stay."""
     seed: Host[CountOrZero]
     """The same seed draws the same trials."""

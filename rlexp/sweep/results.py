@@ -218,7 +218,7 @@ def reproduce(results: Results, configuration: Configuration) -> str:
 def _as_in(configuration: Configuration, override: str) -> str:
     """Of the sweep's own: with the value of this configuration, where the sweep has several."""
     key = override_key(override)
-    return f"{key}={configuration.settings[key]}" if key in configuration.settings else override
+    return f"{override.partition('=')[0]}={configuration.settings[key]}" if key in configuration.settings else override
 
 
 def write_tables(results: Results, folder: Path) -> list[Path]:

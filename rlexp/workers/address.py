@@ -66,8 +66,10 @@ def reached_at(text: str, port: int) -> str:
 def free(text: str) -> None:
     """Removes what a server has left."""
     if text.startswith("unix:"):
+        path = Path(text.removeprefix("unix:"))
         with contextlib.suppress(OSError):
-            Path(text.removeprefix("unix:")).unlink()
+            if path.is_socket():
+                path.unlink()
 
 
 def check_tls(certificate: str | None, key: str | None, authority: str | None) -> Tls | None:
@@ -99,6 +101,8 @@ def check_tls(certificate: str | None, key: str | None, authority: str | None) -
 
 def _check_path(path: Path) -> None:
     if path.exists():
+        if not path.is_socket():
+            raise OSError("there is something else")
         with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(ConnectionRefusedError):
             one.connect(str(path))
             raise OSError("somebody listens there")

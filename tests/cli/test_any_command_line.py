@@ -23,6 +23,35 @@ SAMPLES: list[tuple[Line, list[str]]] = [
         Line(["-m", "seed=range(4,0)", "sweeper=random", "algo.hp.lr=interval(1e-4,1e-3)"]),
         ["seed=range(4,0)", "nothing to run"],
     ),
+    *[  # what a program or a sweep is made of one by one: each of these was waited for without end
+        (Line(line.split()), words)
+        for line, words in (
+            ("-m seed=range(0,1e9)", ["1000000000 jobs", "100000"]),
+            ("-m seed=range(0,inf)", ["seed=range(0,inf)", "finite"]),
+            ("-m seed=range(0,1000) total_env_steps=range(1,1000)", ["999000 jobs"]),
+            ("-m seed=range(0,1e9) hydra/sweeper=basic", ["1000000000 jobs"]),
+            (
+                "-m sweeper=random sweeper.num_trials=1e9 algo.hp.lr=interval(1e-4,1e-3)",
+                ["sweeper.num_trials", "100000"],
+            ),
+            ("-m sweeper=pbt sweeper.population=1e9 algo.hp.lr=interval(1e-4,1e-3)", ["sweeper.population", "100000"]),
+            ("-m sweeper=pbt sweeper.population=60000 seed=0,1 algo.hp.lr=interval(1e-4,1e-3)", ["120000 jobs"]),
+            ("env=wrapped env.frame_stack=1e9", ["env.frame_stack", "256"]),
+            ("env=wrapped env.action_repeat=1e5", ["env.action_repeat", "256"]),
+            ("network=lq network.layers=1e9", ["network.layers", "256"]),
+            ("network=transformer network.heads=2e9", ["network.heads", "nearest that fits is 64"]),
+            ("algo.num_minibatches=2e9", ["algo.num_minibatches", "nearest that fits is 512"]),
+            ("algo=c51 algo.num_atoms=2e9", ["algo.num_atoms", "65536"]),
+        )
+    ],
+    *[
+        (Line(line.split()), [line.split("=")[0].split()[-1], "gs://x/y"])
+        for line in ("hydra.run.dir=gs://x/y", "-m hydra.sweep.dir=gs://x/y")
+    ],
+    *[
+        (Line(["source=inference", "env=gymnasium/cartpole", f"algo.source.address=unix:{path}"]), ["address", path])
+        for path in ("/dev/null", "/tmp")
+    ],
     (Line(["-m", "run=eval"]), ["resume", "run=eval"]),
     (Line(["-m", "run=train,eval"]), ["resume", "run=eval"]),
     (Line(["-m", "hydra.sweep.dir=/dev/null/x"]), ["hydra.sweep.dir", "/dev/null/x"]),
@@ -173,13 +202,16 @@ def test_a_sample(line, words, tmp_path):
         (Line(["total_env_steps=1M"]), "total_env_steps: 1000000"),
         (Line([], environment={"HOME": None, "XDG_CACHE_HOME": ""}), "/rlexp"),
         (Line(["algo=ppo", "algo=dqn"]), "rlexp.algos.dqn"),
+        (Line(["env=wrapped", "env@env.inner=probe/recall"]), "rlexp.envs.recall"),
     ],
-    ids=["100k", "1M", "no HOME", "algo twice"],
+    ids=["100k", "1M", "no HOME", "algo twice", "a part of the environment"],
 )
 def test_taken(line, wanted, tmp_path):
     ended = run(line._replace(arguments=[*line.arguments, "hydra.run.dir=here"]), tmp_path)
     assert ended.code == 0, ended
     assert wanted in (tmp_path / "work/here/config.yaml").read_text()
+    if "env=wrapped" in line.arguments:
+        assert "given twice" not in ended.out
     if "algo=dqn" in line.arguments:
         assert ended.out.startswith("algo is given twice, algo=ppo and algo=dqn: the last counts\n") and not ended.err
 

@@ -69,7 +69,7 @@ WRONG = [
     (["checkpoint.every_minutes=-1"], ["checkpoint.every_minutes", "-1"]),
     (["network.hidden=[64,0]"], ["network.hidden", "0"]),
     # fields that do not go together
-    (["algo.num_minibatches=7"], ["algo.num_minibatches", "7", "512", "nearest that fits is 4"]),
+    (["algo.num_minibatches=7"], ["algo.num_minibatches", "7", "512", "nearest that fits is 8"]),
     (["algo.gradient_accumulation=3"], ["gradient_accumulation", "3"]),
     (["shards=3"], ["algo.num_envs", "4", "3 shards", "nearest that fits is 3"]),
     (["shards=0"], ["shards", "0", "'auto'"]),

@@ -134,3 +134,9 @@ def test_classes_of_callbacks_and_handlers_are_code_too():
         "hydra.job_logging.handlers.mail.class": "mine.Handler",
         "hydra.job_logging.formatters.f.()": "mine.Formatter",
     }
+
+
+def test_a_game_that_is_named_is_code_too():
+    inner = {"module": "rlexp.envs.gymnax_class", "name": "mine.games:Dice"}
+    config = OmegaConf.create({"env": {"id": "theirs:Game-v1", "kwargs": {"a": "1:2"}, "inner": inner}, "other": "a:b"})
+    assert compose.code(config) == {"env.id": "theirs", "env.inner.name": "mine.games"}

@@ -200,6 +200,19 @@ def test_the_command_line_wins_over_a_resumed_runs_overrides():
     assert merged == ["algo=dqn", "seed=3", "~x"]
 
 
+@pytest.mark.parametrize(
+    ("later", "kept"),
+    [
+        ("env@env.inner=pgx/2048", ["env=wrapped", "env.sticky=0.2"]),  # another part of the same environment
+        ("env=gymnax/catch", ["env.sticky=0.2"]),
+        ("seed=1", ["env=wrapped", "env@env.inner=probe/recall", "env.sticky=0.2"]),
+    ],
+)
+def test_a_part_that_is_chosen_is_a_place_of_its_own(later, kept):
+    earlier = ["env=wrapped", "env@env.inner=probe/recall", "env.sticky=0.2"]
+    assert merge_overrides(earlier, [later]) == [*kept, later]
+
+
 def test_a_site_has_its_own_slurm_file(tmp_path):
     """local/slurm.yaml is for launcher=slurm alone, and the command line has the last word."""
     (tmp_path / "local").mkdir()
