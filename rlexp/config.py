@@ -121,6 +121,7 @@ Few = Annotated[_Whole, Field(ge=1, le=256)]  # what a program is made of one by
 FewOrZero = Annotated[_Whole, Field(ge=0, le=256)]
 Widths = Annotated[list[Count], Field(max_length=256)]  # one of each layer
 Jobs = Annotated[_Whole, Field(ge=1, le=MOST_JOBS)]
+Workers = Annotated[_Whole, Field(ge=1, le=4096)]  # processes or threads that are started at once
 Steps = Annotated[_Whole, Field(ge=1, le=10**15)]  # of environments, which are counted on the host
 Bytes = Annotated[_Whole, Field(ge=1, le=2**50)]
 Seconds = Annotated[_Whole, Field(ge=1, le=10**7)]  # four months

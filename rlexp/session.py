@@ -1,5 +1,6 @@
 """One process's work: from a checked configuration to a finished run directory."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,16 @@ class CheckFailed(RuntimeError):
 EXPECTED = (CheckFailed, Diverged, OSError, jax.errors.JaxRuntimeError)
 
 
+@contextlib.contextmanager
+def _exit_told() -> Iterator[None]:
+    """Code that a configuration names, and that ends the process, would end it as if all were well."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ConfigError(f"module: code that the configuration names calls exit({error.code!r})") from error
+
+
+@_exit_told()
 def prepare(
     node: dict[str, Any],
     config: Config,
@@ -37,12 +48,14 @@ def prepare(
     *,
     elsewhere: bool = False,
     num_members: int = 1,
+    pack: int = 1,
 ) -> Experiment:
     """Configures JAX, builds the experiment, and holds it against the devices and the checkpoint.
 
     Args:
       elsewhere: it will run in another process, so the devices are left alone.
       num_members: of the largest pack that this process will train.
+      pack: members of its own pack.
 
     Raises:
       ConfigError: one line.
@@ -78,7 +91,7 @@ def prepare(
     if experiment.on_host and config.run == "train" and not elsewhere:
         experiment.source_of(experiment.settings).check()
     if not elsewhere:
-        memory.check(experiment, hardware.make(config.hardware))
+        memory.check(experiment, hardware.make(config.hardware), pack)
     if meta and config.run == "train" and config.checkpoint.restore == "all":
         wanted = resume_fingerprint(config, modules, experiment.num_shards)
         check_same(meta["members"][0]["fingerprint"], wanted)

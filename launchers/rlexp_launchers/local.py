@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rlexp.config import ConfigError, Count, Host, schema
+from rlexp.config import ConfigError, Host, Workers, schema
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sweep import worker
 from rlexp.sweep.launcher import Launch, LauncherConfig, run_packs, unfinished_packs
@@ -28,7 +28,7 @@ SUBMITS = False  # a job without -m runs in the process that was started
 class Config(LauncherConfig):
     """How the jobs of `-m` are run."""
 
-    workers: Host[Count | None]
+    workers: Host[Workers | None]
     """Processes that train packs side by side, each on its own GPUs where the profile is of GPUs; null: this process."""
 
 

@@ -97,16 +97,25 @@ def _made(name: str) -> Any:
         raise ConfigError(f"env.name: {name!r} is not allowed; expected module:Class, such as my_game.env:MyGame")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"env.name: no Python module {module_name!r} can be imported ({error})") from error
+    except (Exception, SystemExit) as error:  # the code of a user's own module may raise anything
+        raise ConfigError(
+            f"env.name: no Python module {module_name!r} can be imported ({_first_line(error)})"
+        ) from error
     if not callable(made := vars(module).get(attribute)):
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
         raise ConfigError(f"env.name: {module_name} has no class {attribute!r}{nearest(attribute, classes)}")
-    game = made()
+    try:
+        game = made()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"env.name: {name} cannot be made ({_first_line(error)})") from error
     missing = [method for method in ("reset_env", "step_env") if not hasattr(game, method)]
     if missing:
         raise ConfigError(f"env.name: {name} has no {' and no '.join(missing)}, as a class in the style of gymnax has")
     return game
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _actions(name: str, game: Any, params: Any) -> Discrete | MultiDiscrete | Continuous:

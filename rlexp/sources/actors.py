@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import Count, CountOrZero, Host, Seconds, schema
+from rlexp.config import CountOrZero, Host, Seconds, Workers, schema
 from rlexp.envs.base import HostEnv
 from rlexp.sources.base import HostSource, check_even, no_feedback
 from rlexp.sources.host import Collector, Data, World, collector, saved_like
@@ -39,7 +39,7 @@ class Config:
     module: Host[str]
     max_lag: Host[CountOrZero]
     """The most updates that a batch may be behind the policy that learns from it; 0: actors and learner take turns."""
-    num_actors: Count
+    num_actors: Workers
     """Threads; each steps algo.num_envs / num_actors environments."""
     num_devices: Host[CountOrZero]
     """Devices that act and do not learn, from behind those of hardware.mesh; 0: the first one that learns acts too."""

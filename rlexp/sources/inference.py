@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import Bytes, ConfigError, Count, CountOrZero, Host, NonNegative, Seconds, Text, schema
+from rlexp.config import Bytes, ConfigError, Count, CountOrZero, Host, NonNegative, Seconds, Text, Workers, schema
 from rlexp.envs.base import HostEnv
 from rlexp.sources.acting import Acting, Settings, rows_of
 from rlexp.sources.base import HostSource, check_even, no_feedback
@@ -41,7 +41,7 @@ class Config:
     """Trajectories of environments in other processes, for which the learner's process acts."""
 
     module: Host[str]
-    num_workers: Count
+    num_workers: Workers
     """Processes; each steps algo.num_envs / num_workers environments, side by side."""
     max_lag: Host[CountOrZero]
     """The most updates that a batch may be behind the policy that learns from it; 0: the learner waits for all workers."""

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlexp.config import Count, CountOrZero, Host, Steps, schema
+from rlexp.config import Count, CountOrZero, Few, Host, Jobs, Steps, schema
 from rlexp.sources.base import is_host, stepping
 from rlexp.sweep import rungs
 from rlexp.sweep.rungs import Rungs
@@ -23,7 +23,7 @@ class Config:
     """Asynchronous successive halving."""
 
     module: Host[str]
-    trials: Host[Count]
+    trials: Host[Jobs]
     """Trials in all. With a larger number the same line goes on."""
     batch: Host[Count | None]
     """Trials that train at once, which are compared with each other and with all before; null: launcher.max_pack, or 16."""
@@ -31,7 +31,7 @@ class Config:
     """Environment steps of the first rung, a multiple of eval.every_env_steps; null: the first evaluation."""
     reduction: Host[Count]
     """One of so many goes on from a rung to the next one, which is as many times further."""
-    brackets: Host[Count]
+    brackets: Host[Few]
     """1: all trials come by all rungs. More: as many of hyperband's brackets; each begins to compare one rung later."""
     seed: Host[CountOrZero]
     """The same seed draws the same trials."""

@@ -164,8 +164,9 @@ def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
     from rlexp import session
 
     most = max(len(group) for group in groups)
-    for lead, *_ in groups:
-        session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most)
+    for group in groups:
+        lead, size = group[0], len(group)
+        session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most, pack=size)
 
 
 def _compose(compositions: Compositions, overrides: Sequence[str], number: int) -> DictConfig:

@@ -17,9 +17,11 @@ from rlexp.machine import hardware
 from rlexp.sources.base import Place
 from rlexp.types import PyTree
 
+_SHARED = "env, algo.source: what all members share"
 
-def check(experiment: Experiment, mesh: Mesh) -> None:
-    """Raises ConfigError where a run of one member needs more than there is."""
+
+def check(experiment: Experiment, mesh: Mesh, num_members: int = 1) -> None:
+    """Raises ConfigError where a pack of so many members needs more than there is."""
     config, key = experiment.config, jax.random.key(0)
     source, env = experiment.source_of(experiment.settings), experiment.env_of(experiment.settings)
     hp = jax.tree.map(np.float32, experiment.hp)
@@ -47,20 +49,23 @@ def check(experiment: Experiment, mesh: Mesh) -> None:
         "network: parameters and optimiser": _size(state),
         "algo: environments and replay memory": _size(_on_device(data, places)) * shards,
         "algo.num_envs, algo.num_steps: a batch": _size(batch) * (1 if experiment.on_host else shards),
-        "env, algo.source: what all members share": _size(jax.eval_shape(lambda shared: shared, experiment.shared)),
+        _SHARED: _size(jax.eval_shape(lambda shared: shared, experiment.shared)),
         "eval.num_episodes: environments of an evaluation": _size(episode) * config.eval.num_episodes,
     }
+    parts = {name: size * (1 if name == _SHARED else num_members) for name, size in parts.items()}
     if not one_memory:
         spread = mesh.shape["data"]
         parts = {name: size if name.startswith("eval") else size / spread for name, size in parts.items()}
-        parts["env, algo.source: what all members share"] *= spread  # a copy on each device
-        first = next(iter(parts))  # so too, unless rules split it
-        parts[first] *= spread / (mesh.shape["model"] if config.hardware.param_rules else 1)
+        parts[_SHARED] *= spread  # a copy on each device
+        if num_members < spread or num_members % spread:  # else each device has some of the members, and all of these
+            first = next(iter(parts))  # so too, unless rules split it
+            parts[first] *= spread / (mesh.shape["model"] if config.hardware.param_rules else 1)
     needed, capacity = sum(parts.values()), _capacity(config.hardware, mesh)
     if capacity is not None and needed > capacity:
         largest = max(parts, key=lambda name: parts[name])
+        of = f" of a pack of {num_members} (launcher.max_pack)" if num_members > 1 else ""
         raise ConfigError(
-            f"{largest} takes {_bytes(parts[largest])}, and all together at least {_bytes(needed)}, of the {_bytes(capacity)} "
+            f"{largest}{of} takes {_bytes(parts[largest])}, and all together at least {_bytes(needed)}, of the {_bytes(capacity)} "
             f"of memory that {'this machine' if one_memory else 'a device'} has"
         )
 

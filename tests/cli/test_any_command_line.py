@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from support import ALGORITHMS
 
 from rlexp import compose, session
+from rlexp.machine import hardware
 from rlexp.sweep import hydra_jobs, packs
 
 TWO = ("hardware.emulate=true", "hardware.mesh.data=2")
@@ -36,6 +37,9 @@ SAMPLES: list[tuple[Line, list[str]]] = [
             ),
             ("-m sweeper=pbt sweeper.population=1e9 algo.hp.lr=interval(1e-4,1e-3)", ["sweeper.population", "100000"]),
             ("-m sweeper=pbt sweeper.population=60000 seed=0,1 algo.hp.lr=interval(1e-4,1e-3)", ["120000 jobs"]),
+            ("-m sweeper=asha sweeper.trials=1e9 algo.hp.lr=interval(1e-4,1e-3)", ["sweeper.trials", "100000"]),
+            ("-m launcher.workers=1e9", ["launcher.workers", "4096"]),
+            ("source=actors env=gymnasium/cartpole algo.source.num_actors=1e9", ["algo.source.num_actors", "4096"]),
             ("env=wrapped env.frame_stack=1e9", ["env.frame_stack", "256"]),
             ("env=wrapped env.action_repeat=1e5", ["env.action_repeat", "256"]),
             ("network=lq network.layers=1e9", ["network.layers", "256"]),
@@ -51,6 +55,10 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     *[
         (Line(["source=inference", "env=gymnasium/cartpole", f"algo.source.address=unix:{path}"]), ["address", path])
         for path in ("/dev/null", "/tmp")
+    ],
+    *[
+        (Line(["env=gymnax_class", f"env.name={name}"]), ["env.name", word])
+        for name, word in (("sys:exit", "SystemExit"), ("os:system", "TypeError"), ("this_is.none:X", "this_is"))
     ],
     (Line(["-m", "run=eval"]), ["resume", "run=eval"]),
     (Line(["-m", "run=train,eval"]), ["resume", "run=eval"]),
@@ -221,6 +229,24 @@ def test_a_loop_of_links_is_no_folder_to_search(mode, tmp_path):
     """Before Python 3.13, Path.resolve raises RuntimeError there."""
     ended = run(Line(["hydra.searchpath=[loop]", *mode], links={"loop": "loop"}), tmp_path)
     assert ended.code == 0 and wrong_with(ended) is None, ended
+
+
+def test_all_of_a_pack_has_to_fit_into_the_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(hardware, "machine_bytes", lambda: 100_000_000)
+    sweep = ["-m", "seed=0,1,2,3", "network.hidden=[1500,1500]"]  # 54 MB each
+    ended = run(Line(sweep), tmp_path)
+    assert wrong_with(ended) is None and ended.code == 2, ended
+    assert "network: parameters and optimiser of a pack of 4 (launcher.max_pack) takes 217 MB" in ended.err
+    assert run(Line([*sweep, "launcher.max_pack=1"]), tmp_path).code == 0
+
+
+def test_code_that_calls_exit_does_not_end_a_command_as_if_all_were_well(monkeypatch, tmp_path):
+    (tmp_path / "leaves.py").write_text(
+        "from rlexp.networks.mlp import Config\ndef make(config, **_): raise SystemExit(0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ended = run(Line(["network.module=leaves"]), tmp_path)
+    assert wrong_with(ended) is None and ended.code == 2 and "exit(0)" in ended.err, ended
 
 
 @settings(
