@@ -96,7 +96,11 @@ def _load(name: str) -> tuple[Any, Any]:
                 f'env.name: gymnax has no "{name}"{nearest(name, names) or "."} Allowed: {", ".join(sorted(names))}'
             )
         try:
-            return gymnax.make(name)
+            game, defaults = gymnax.make(name)
+            # By itself gymnax cuts derivatives off after each step, which no number shows; algo=apg wants them. Since 1.0.1.
+            if getattr(game, "supports_transition_gradients", False):
+                game = game.with_transition_gradients()
+            return game, defaults
         except (OSError, EOFError) as error:  # MNISTBandit: no network, no disk, or a file cut short
             raise ConfigError(f"env.name: {name} could not get its data files ({error})") from error
 

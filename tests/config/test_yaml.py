@@ -68,6 +68,8 @@ NEEDS = {
     "source=actors": ["env=gymnasium/cartpole"],
     "source=inference": ["env=gymnasium/cartpole"],
     "source=dataset": ["algo=bc"],
+    "source=analytic": ["algo=apg", "env=gymnax/pendulum"],
+    "algo=apg": ["env=gymnax/pendulum"],
 }
 LISTS = (
     "observations",
