@@ -68,11 +68,12 @@ def _leave() -> None:
         return
     import contextlib
 
-    files = [x for x in gc.get_objects() if isinstance(x, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom)]
-    for file in sorted(
-        files, key=lambda x: not isinstance(x, io.TextIOWrapper)
-    ):  # what text writes into comes after it
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    files = [
+        x for x in gc.get_objects() if issubclass(type(x), kinds)
+    ]  # isinstance would ask proxies what they stand for
+    for file in sorted(files, key=lambda x: not issubclass(type(x), io.TextIOWrapper)):  # which write into the others
+        with contextlib.suppress(Exception):  # closed, or nobody reads it
             file.flush()
     os._exit(_ended)
 

@@ -61,6 +61,11 @@ process.prepare()
 class Part:
     def __del__(self):
         print("taken apart")
+class Proxy:
+    @property
+    def __class__(self):
+        raise RuntimeError("nothing is bound")
+proxy = [Proxy()]
 part, text, data = Part(), open("text", "w"), open("data", "r+b" if sys.argv[1] == "registered" else "wb")
 def main():
     import atexit

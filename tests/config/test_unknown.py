@@ -33,11 +33,12 @@ def test_jax_is_not_imported_for_a_wrong_key():
     told = "import sys\nfrom rlexp import __main__ as cli\nfor key in sys.argv[1:]:\n    line = ['rlexp', key]\n"
     told += "    sys.argv = line\n    try:\n        cli.main()\n    except SystemExit as end:\n        assert end.code == 2\n"
     told += "    assert not {'jax', 'flax', 'optax', 'gymnax'} & sys.modules.keys(), key\n"
+    keys = KEYS[:4]
     done = subprocess.run(
-        [sys.executable, "-c", told, *KEYS], env=environment(), capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", told, *keys], env=environment(), capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(": unknown key") == done.stderr.count("\n") == len(KEYS)
+    assert done.stderr.count(": unknown key") == done.stderr.count("\n") == len(keys)
 
 
 @pytest.mark.parametrize("key", KEYS)
