@@ -48,9 +48,9 @@ def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
     given, (resume_dir, overrides) = overrides, _resumed(overrides)
     composed = compose.composed(overrides)
     if resume_dir and (code := compose.code(composed.config)):
-        known = compose.code(compose.composed(given).config).values()
+        known = _named(given)
         for path, name in code.items():
-            if name not in known:  # told before it is imported
+            if name not in known and not any(name in o for o in given):  # told before it is imported
                 endings.say(
                     f"{path}: imports {name!r}, which {resume_dir / 'overrides.yaml'} names and this command does not"
                 )
@@ -88,6 +88,14 @@ def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
     submits = load_module(modules["launcher"], "launcher").SUBMITS
     experiment = session.prepare(node, config, modules, resume_dir, elsewhere=submits)
     return Command(list(overrides), run_dir, resume_dir, url, composed), experiment
+
+
+def _named(overrides: Sequence[str]) -> set[str]:
+    """The code that a command line names without those of the run that it resumes, beside which alone it may make sense."""
+    try:
+        return set(compose.code(compose.composed(overrides).config).values())
+    except ConfigError:
+        return set(compose.code(compose.composed([]).config).values())
 
 
 def _holds_run(run_dir: Path, url: str | None) -> bool:

@@ -136,6 +136,15 @@ def test_classes_of_callbacks_and_handlers_are_code_too():
     }
 
 
+def test_a_part_of_what_the_run_chose_is_chosen_anew(cut_off, tmp_path):
+    """By itself this command line would make no sense."""
+    files = SOUND | {"overrides.yaml": b"- env=wrapped\n- env@env.inner=gymnax/catch\n"}
+    line = ["resume=a", "hydra.run.dir=b", "run=plan", "hardware.emulate=true", "env@env.inner=probe/recall"]
+    ended = run(Line(line, {f"a/{k}": v for k, v in files.items()}), tmp_path)
+    assert ended.code == 0 and not ended.err, ended
+    assert "rlexp.envs.recall" in (tmp_path / "work/b/config.yaml").read_text()
+
+
 def test_a_game_that_is_named_is_code_too():
     inner = {"module": "rlexp.envs.gymnax_class", "name": "mine.games:Dice"}
     config = OmegaConf.create({"env": {"id": "theirs:Game-v1", "kwargs": {"a": "1:2"}, "inner": inner}, "other": "a:b"})
