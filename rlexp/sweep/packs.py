@@ -96,10 +96,11 @@ def train(
         trained = {i: job for i, job in enumerate(pack) if i not in left}
         record.settle({job.number: _failed(job, error, lost.get(i)) for i, job in trained.items()})
     else:
-        ended = zip(pack, summaries, strict=True)
-        record.settle({job.number: _outcome(s) for i, (job, s) in enumerate(ended) if i not in left})
         rest = [job for job, summary in zip(pack, summaries, strict=True) if summary["status"] == "stopped"]
-        if rest and _has_narrowed(rest, sweep_dir, folder):
+        narrowed = bool(rest) and _has_narrowed(rest, sweep_dir, folder)
+        ended = {i: one for i, one in enumerate(zip(pack, summaries, strict=True)) if i not in left}
+        record.settle({job.number: _outcome(s) for job, s in ended.values() if not (narrowed and job in rest)})
+        if narrowed:
             rundir.write_json(folder / _NARROWED, [job.number for job in rest])
             _go_on_narrower(pack, rest, sweep_dir, record, stop=stop, programs=programs, again=False)
         if all(summary["status"] in OVER for summary in summaries):
@@ -155,8 +156,10 @@ def _go_on_narrower(
     record.settle(
         {number: _outcome(summary) for number, summary in ended.items() if summary and summary["status"] in OVER}
     )
-    if stop.reason is None:
-        train(rest, sweep_dir, record, stop=stop, programs=programs, again=again)
+    if stop.reason is not None:
+        record.settle({number: {"status": "stopped"} for number in there})
+        return
+    train(rest, sweep_dir, record, stop=stop, programs=programs, again=again)
     if stop.reason is None:
         _remove(sweep_dir / PACKS / name(pack))
 
