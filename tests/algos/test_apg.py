@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import build
+from support import build, rows, train
 
 from rlexp.config import ConfigError
 
@@ -48,7 +48,7 @@ def by_hand(built: Any, data: Any, state: Any, num_steps: int, gamma: float) -> 
     return mean_return
 
 
-@pytest.mark.parametrize("remat", ["false", "true"])
+@pytest.mark.parametrize("remat", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_the_gradient_is_that_of_the_return_and_of_finite_differences(remat):
     """Windows that begin in the middle of an episode, and one in which episodes end."""
     short = "env.max_episode_steps=11"
@@ -71,9 +71,8 @@ def test_the_gradient_is_that_of_the_return_and_of_finite_differences(remat):
     assert float((there - back) / (2 * step)) == pytest.approx(float(size**2), rel=0.05)
 
 
+@pytest.mark.slow
 def test_it_learns_to_swing_a_pendulum_a_little(tmp_path):
-    from support import rows, train
-
     few = ["algo.num_envs=64", "algo.num_steps=32", "algo.hp.lr=3e-3", "total_env_steps=200k", "eval.num_episodes=16"]
     train(tmp_path, *SMALL[:2], *few, "network.hidden=[32]", "eval.every_env_steps=200k")
     told = rows(tmp_path / "0")

@@ -222,13 +222,6 @@ def point_options(tmp_path):
     return [*search_path(str(tmp_path / "conf")), "env=managed", "env@env.inner=point", *chosen]
 
 
-def test_it_is_composed_and_trains(tmp_path, point_options):
-    few = [*point_options, "env.rewards.0.weight=0.5", "+env.params.wind=0.01", *SMALL, "total_env_steps=256"]
-    (summary,) = train(tmp_path, *few, "algo.num_envs=4")
-    assert summary["status"] == "finished"
-    assert {"env/place", "env/reward/near", "env/termination/far"} <= rows(tmp_path / "0")[-1].keys()
-
-
 @pytest.mark.slow
 def test_it_trains_in_the_driving_world(tmp_path):
     few = ["env=managed", "env@env.inner=driving/straight", "env.rewards.0.weight=0.5", *SMALL, "total_env_steps=256"]
@@ -323,6 +316,7 @@ LISTS = {
 }
 
 
+@pytest.mark.slow
 def test_the_lists_of_the_driving_world_fit_each_other():
     """The last of each; others are built by tests of their own."""
     for group, names in LISTS.items():
@@ -331,6 +325,7 @@ def test_the_lists_of_the_driving_world_fit_each_other():
     assert spec.observation["speed"].shape == ()
 
 
+@pytest.mark.slow
 def test_the_parts_are_groups_and_their_settings_are_data():
     one, other = (build("env=managed", f"+env.params.density={x}").settings.env for x in (0.1, 0.9))
     assert one == {"density": 0.1} and other == {"density": 0.9}
@@ -466,7 +461,7 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize("resets", [None, 1])
+@pytest.mark.parametrize("resets", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_contract_holds_with_all_of_them(resets):
     told, state = played(made(inner=POINT | {"resets": resets}, **MANY))
     assert not any(x.dtype == np.float64 for x in jax.tree.leaves((told, state)))
@@ -479,13 +474,14 @@ def in_words(lists: dict[str, Any]) -> list[str]:
     return [f"env.{k}={yaml.safe_dump(v, default_flow_style=True, width=9999).strip()}" for k, v in lists.items()]
 
 
-def test_resume_is_exact(tmp_path, point_options):
+def test_it_is_composed_and_trains_and_resumes_exactly(tmp_path, point_options):
     few = [*point_options, *in_words(MANY), "algo.num_envs=8", *SMALL, "shards=4", "checkpoint.every_updates=2"]
     whole = [*few, "total_env_steps=512"]
     train(tmp_path / "one", *whole)
     train(tmp_path / "two", *whole, stop=StopAfter(1))
     train(tmp_path / "two", *whole, resume=Resume(tmp_path / "two" / "0", "all"))
     assert_same(tmp_path / "two" / "0", tmp_path / "one" / "0")
+    assert {"env/place", "env/reward/near", "env/termination/far"} <= rows(tmp_path / "one" / "0")[-1].keys()
 
 
 def test_on_four_devices_it_is_the_same_world():
