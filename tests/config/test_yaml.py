@@ -37,6 +37,7 @@ ADDED_LATER += ("subnetwork", "service_account", "labels", "tags", "internal_ips
 ADDED_LATER += ("orphan_minutes", "max_cost_hours", "save_s", "resets", "several", "num_updates", "sequence_length")
 ADDED_LATER += ("replay", "storage", "selector", "hp", "priority_exponent", "priority_floor")  # of a replay
 ADDED_LATER += ("video",)  # of an evaluation
+ADDED_LATER += ("pruner", "min_steps", "reduction")  # of Optuna
 ADDED_LATER += ("initialiser",)  # of a network
 ADDED_LATER += ("normalize_rewards", "action_bounds")  # of PPO, the first of PQN and IMPALA too
 ADDED_LATER += ("inner",)  # of a replay over another source
