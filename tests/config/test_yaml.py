@@ -44,6 +44,7 @@ ADDED_LATER += ("inner",)  # of a replay over another source
 ADDED_LATER += ("duelling", "value", "num_atoms", "value_min", "value_max")  # of DQN
 ADDED_LATER += ("importance_start", "importance_end", "importance_env_steps")
 ADDED_LATER += ("record", "path", "num_episodes", "mode", "format")  # of run=record
+ADDED_LATER += ("pruner", "min_steps", "reduction")  # of sweeper=optuna
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)

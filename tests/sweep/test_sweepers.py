@@ -28,7 +28,7 @@ def test_random_draws_the_same_jobs_again_and_more_of_them(tmp_path, capsys):
     search(tmp_path / "b", "sweeper=random", LR, "sweeper.num_trials=2", "sweeper.seed=1")
     assert not set(chosen(tmp_path / "b")) & set(rates)
     with pytest.raises(ConfigError, match="holds another sweep"):
-        search(tmp_path / "a", *line, "sweeper.seed=1")
+        search(tmp_path / "a", *line, "sweeper.num_trials=1", "sweeper.seed=1")
 
 
 # --- what cannot be run ------------------------------------------------------------------------------------------------
