@@ -1,7 +1,8 @@
 """The learning curves on the algorithms' pages: `python docs/images/curves.py`, some minutes on two CPU cores.
 
-Each algorithm trains eight seeds as one program, on CartPole or, where it is for continuous actions, on Pendulum. Each seed
-is a thin line, the mean a thick one. `python docs/images/curves.py ppo` draws one of them.
+Each algorithm trains eight seeds as one program, on CartPole or, where it is for continuous actions, on Pendulum, or where it
+is for what has to be remembered, on MemoryChain.
+Each seed is a thin line, the mean a thick one. `python docs/images/curves.py ppo` draws one of them.
 """
 
 import sys
@@ -21,6 +22,8 @@ CASES = {  # algorithm -> (what is selected, environment, environment steps: wha
     "ppo": ("algo=ppo", "CartPole-v1", 200_000, (0, 520)),
     "pqn": ("algo=pqn", "CartPole-v1", 500_000, (0, 520)),
     "dqn": ("experiment=cartpole_dqn", "CartPole-v1", 500_000, (0, 520)),
+    "impala": ("algo=impala", "CartPole-v1", 500_000, (0, 520)),
+    "r2d2": ("experiment=memory_chain_r2d2", "MemoryChain-bsuite", 60_000, (-1.1, 1.1)),
     "sac": ("experiment=pendulum_sac", "Pendulum-v1", 50_000, (-1700, 0)),
     "td3": ("experiment=pendulum_td3", "Pendulum-v1", 50_000, (-1700, 0)),
 }

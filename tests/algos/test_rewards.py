@@ -56,7 +56,8 @@ def slow_returns(batches):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "continuous"), [("ppo", True), ("pqn", False), pytest.param("impala", False, marks=pytest.mark.slow)]
+    ("algorithm", "continuous"),
+    [("ppo", True), *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("pqn", "impala"))],
 )
 def test_the_deviation_is_that_of_all_returns_so_far(algorithm, continuous):
     """Over windows whose beginnings are in the middle of episodes, and ends of all kinds."""

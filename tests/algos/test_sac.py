@@ -127,7 +127,7 @@ def test_the_losses_are_those_of_the_papers(continuous, num_rows):
     assert out.metrics["loss/temperature"].sum == pytest.approx(ALPHA)
 
 
-@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize("continuous", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_one_step_of_adam_follows_each_loss_for_what_it_teaches(continuous):
     made, state, rows = built(continuous), begun(continuous, adam_eps=1e-2, lr=0.1), sample(continuous)
     weight = jax.random.uniform(jax.random.key(0), (B,))

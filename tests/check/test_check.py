@@ -55,6 +55,7 @@ def test_a_sound_mesh_passes(tmp_path, capsys):
     assert table.count("pass") == 5 and "FAIL" not in table
 
 
+@pytest.mark.slow
 def test_what_is_wrong_fails(tmp_path, capsys, monkeypatch):
     """One device trains something else than all of them, and all of them something else the second time."""
     trained, calls = check._trained, []

@@ -37,7 +37,9 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(m, marks=pytest.mark.slow if m == "arrays are written" else ()) for m in MOMENTS]
+)
 def test_kill_during_a_save(tmp_path, tools, moment):
     """keep_last is 1: the one earlier checkpoint may go only once the new one is whole."""
     command = [sys.executable, CHILD, "forever", tmp_path]

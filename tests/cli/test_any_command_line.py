@@ -196,7 +196,14 @@ def cut_off():
         yield
 
 
-@pytest.mark.parametrize(("line", "words"), SAMPLES, ids=[" ".join(x.arguments) for x, _ in SAMPLES])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    # Two of three take their turn with the slow tests: there are many, and each is a whole command.
+    [
+        pytest.param(*sample, id=" ".join(sample[0].arguments), marks=pytest.mark.slow if i % 3 else ())
+        for i, sample in enumerate(SAMPLES)
+    ],
+)
 def test_a_sample(line, words, tmp_path):
     ended = run(line, tmp_path)
     assert wrong_with(ended) is None, ended

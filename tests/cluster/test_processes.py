@@ -236,7 +236,7 @@ def test_each_process_finds_in_the_compilation_cache_what_process_0_wrote(tmp_pa
     assert second == [f"hits 2 {numbers[0]}", f"hits 2 {numbers[1]}"] and numbers[0] == numbers[1]
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_processes_that_do_not_find_each_other_say_so(missing, start, tmp_path):
     """One waits for the other, which never comes: one line, and nothing is left behind."""
     processes = start(2, "processes.timeout_s=3", f"hydra.run.dir={tmp_path / 'run'}")

@@ -72,6 +72,7 @@ def test_terms_equal_to_the_worlds_own_are_its_task(plain):
     assert (plain.discount == 0).any() and (ends & (plain.discount == 1)).any()
 
 
+@pytest.mark.slow
 def test_terms_of_the_driving_world_are_its_task():
     changes = {"max_episode_steps": 12, "scenarios": ["merge"]}
     node = node_of("driving/merge") | changes
@@ -474,6 +475,7 @@ def in_words(lists: dict[str, Any]) -> list[str]:
     return [f"env.{k}={yaml.safe_dump(v, default_flow_style=True, width=9999).strip()}" for k, v in lists.items()]
 
 
+@pytest.mark.slow
 def test_it_is_composed_and_trains_and_resumes_exactly(tmp_path, point_options):
     few = [*point_options, *in_words(MANY), "algo.num_envs=8", *SMALL, "shards=4", "checkpoint.every_updates=2"]
     whole = [*few, "total_env_steps=512"]

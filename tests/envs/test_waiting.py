@@ -200,6 +200,7 @@ def test_an_evaluation_is_the_same_one():
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_it_is_a_key_of_the_adapters_and_trains(tmp_path):
     assert build("env=gymnax/cartpole").env_of(Settings({}, {})).batch is None
     made = build("env=gymnax/cartpole", "env.resets=2").env_of(Settings({}, {}))

@@ -190,6 +190,7 @@ def test_output_is_bytes_as_they_are(answers):
     assert answers(b"\xf0\x9f\r\n", "", 0).ssh("n", 0, "x") == b"\xf0\x9f\r\n"
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_takes_its_own_processes_along(answers, tmp_path):
     gcloud = answers(b"", "", 0)
     (tmp_path / "gcloud").write_text(f"#!/bin/sh\n(sleep 2; touch {tmp_path}/late) & wait\n")

@@ -59,7 +59,8 @@ def world(tmp_path, monkeypatch):
     standin.clear()
 
 
-@pytest.mark.parametrize("queued", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("queued", [True, False])
 def test_without_a_heartbeat_it_saves_and_deletes_itself(world, queued):
     world.create(ASK._replace(queued=queued))
     world.ssh(watchdog.start(QUICK._replace(queued=queued), "x"))

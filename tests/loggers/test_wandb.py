@@ -104,6 +104,7 @@ def test_a_killed_offline_run_is_whole_after_resume(child):
     assert len(list((child.root / "0" / "wandb").glob("replaced-offline-run-*"))) == 1
 
 
+@pytest.mark.slow
 def test_after_a_sync_a_resumed_offline_run_holds_only_new_rows(child):
     """The server has the rows of the first segment: logged again, they would be doubled."""
     child.run(end=400)
@@ -124,6 +125,7 @@ def test_the_environment_decides_for_auto_only(child):
     assert len(segments(child)) == 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_becomes_an_artifact_when_asked(child, tmp_path):
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -146,6 +148,7 @@ def test_a_checkpoint_that_cannot_be_uploaded_is_one_warning(child, tmp_path):
 # --- online ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_online_run_holds_each_row_once_after_resumes(child, server):
     done = child.run(end=400)
     run = server.runs["member00"]
@@ -328,6 +331,7 @@ def test_no_key_is_a_warning_only_if_online_was_asked_for(child):
     assert "so the run begins anew" in again  # which is all that is said: nothing of W&B
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_silent(child, server):
     server.silence.set()
     whole_offline(child, child.run(timeout_s=2.0), "context deadline exceeded")

@@ -76,7 +76,7 @@ def each(networks, slow):
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in networks]
 
 
-@pytest.mark.parametrize("network", each(NETWORKS, slow=("lq", "lstm", "transformer")))
+@pytest.mark.parametrize("network", each(NETWORKS, slow=("gru", "lq", "lstm", "transformer")))
 def test_derivatives_agree_with_each_other_and_with_differences(network):
     loss, (at, u, v) = loss_of(network, jnp.float32)
     found = jax.jit(both_ways(loss))(at, u, v)

@@ -233,6 +233,7 @@ def test_orthogonal_decomposes_one_matrix_after_the_other_under_vmap():
 # --- lq ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lq_sees_sets_and_no_row_of_zeros():
     module, params = build("lq, sets"), any_params("lq, sets")
     obs = draw(SETS, 2)

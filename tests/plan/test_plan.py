@@ -217,6 +217,7 @@ def test_the_bound_is_that_of_the_slowest_part():
     assert found["roofline_s"]["memory"] == pytest.approx(320 * per_step)  # a chunk ends at the evaluation
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_by_how_much(tmp_path):
     done = command_line(tmp_path, "run=plan", *SMALL, "hardware.memory_bytes=10240")
     assert done.returncode == 2

@@ -137,6 +137,7 @@ def test_the_numbers_of_an_environment_are_logged(tmp_path):
 # --- the same numbers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_seed_twice_is_the_same_run(trained):
     assert trained.status == "finished"
     again = rlexp.train([*QUIET, *CARTPOLE], {"hydra.run.dir": "again"})
@@ -144,6 +145,7 @@ def test_the_same_seed_twice_is_the_same_run(trained):
     assert all("eval/return_mean" in row for row in rows(trained.dir))
 
 
+@pytest.mark.slow
 def test_an_evaluation_can_be_repeated(trained):
     evaluated = rlexp.train(QUIET, run="eval", resume=str(trained.dir))
     assert evaluated.objective == trained.objective

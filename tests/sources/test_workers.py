@@ -124,7 +124,7 @@ def test_a_worker_that_falls_silent_is_replaced_and_nobody_waits_for_it(tmp_path
 @pytest.mark.parametrize(
     ("breaks", "said"),
     [
-        ("raise", r"worker \d: Traceback (.|\n)*RuntimeError: the game crashed$"),
+        pytest.param("raise", r"worker \d: Traceback (.|\n)*RuntimeError: the game crashed$", marks=pytest.mark.slow),
         ("shape", r"worker \d: (.|\n)*Unreadable: reward: expected float32\[2\], got float32\[3\]$"),
         pytest.param("open", r"worker \d: (.|\n)*RuntimeError: the game cannot be found$", marks=pytest.mark.slow),
     ],

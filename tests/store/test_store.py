@@ -252,6 +252,7 @@ def test_bad_input_that_is_found_late_leaves_nothing(tmp_path, root, names, monk
     assert os.listdir(tmp_path) == [] and names() == []
 
 
+@pytest.mark.slow
 def test_a_run_on_the_disk_imports_none_of_it():
     program = (
         "import sys; from rlexp import session; from rlexp.storage import checkpoint, store; from rlexp.__main__ import validate; "

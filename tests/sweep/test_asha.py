@@ -240,6 +240,7 @@ def killed_and_gone_on_with(event: int, directory: Path, undisturbed: Path, prog
     return events[-1]
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_decides_the_same_again(undisturbed, programs, tmp_path):
     """Where it is narrowed for the second time, after the first one."""
     assert killed_and_gone_on_with(9, tmp_path / "sweep", undisturbed, programs) == "narrow"
@@ -272,6 +273,7 @@ def test_a_stopped_pack_goes_on_as_if_it_had_not_been(undisturbed, programs, tmp
         assert_same(tmp_path / str(i), undisturbed / str(i))
 
 
+@pytest.mark.slow
 def test_all_of_a_pack_may_be_pruned(programs, tmp_path):
     seen = [[[4.0, 0.0, 90.0, 80.0, 70.0, 60.0]]]
     pack_of(tmp_path, seen=seen)

@@ -181,6 +181,7 @@ def test_the_median_is_optunas(seed):
         assert pruned == (not best({0: own}, window(others, 1, 2), 2, ties=True))
 
 
+@pytest.mark.slow
 def test_optuna_hears_of_each_rung_and_later_batches_of_earlier_ones(tmp_path):
     searched(tmp_path, line=(*PRUNED, "sweeper.pruner=median", "sweeper.min_steps=4000"))
     told, trials = between_of(tmp_path), study(tmp_path).trials
@@ -191,6 +192,7 @@ def test_optuna_hears_of_each_rung_and_later_batches_of_earlier_ones(tmp_path):
         assert trial.params[LR] == value_of(job.overrides, LR)
 
 
+@pytest.mark.slow
 def test_hyperband_has_as_many_brackets_as_there_is_room_for(tmp_path):
     searched(tmp_path, line=(*PRUNED, "sweeper.pruner=hyperband", "sweeper.reduction=4"))
     told = between_of(tmp_path)

@@ -84,8 +84,7 @@ def test_a_stopped_sweep_asks_no_further(tmp_path, capsys):
 
 
 # Where a sweep may die: after so many questions, starts of jobs, answers, and notes of what has been asked.
-DEATHS = ["job 8"]
-MORE_DEATHS = ["ask 1", "ask 5", "tell 8", "note 2", "ask 12", "job 1", "tell 1", "tell 10", "note 1", "note 4"]
+DEATHS = ["job 8", "ask 1", "ask 5", "tell 8", "note 2", "ask 12", "job 1", "tell 1", "tell 10", "note 1", "note 4"]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 KILLED = ("sweeper=optuna", LR, "algo.hp.gamma=interval(0.9, 1)", "sweeper.num_trials=14", "sweeper.batch=5")
 
 
-@pytest.mark.parametrize("where", [*DEATHS, *(pytest.param(where, marks=pytest.mark.slow) for where in MORE_DEATHS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", DEATHS)
 def test_killed_anywhere_it_ends_as_if_undisturbed(where, undisturbed, tmp_path, monkeypatch):
     import optuna
 
@@ -150,6 +150,7 @@ def test_what_was_asked_together_stays_together(tmp_path):
     assert plugin.batches == [(0, 5), (5, 5), (10, 3), (13, 1)]
 
 
+@pytest.mark.slow
 def test_a_leftover_of_a_sweep_that_never_started_is_no_sweep(tmp_path):
     """The directory was there before, so it stays; what was asked in it is forgotten."""
 

@@ -178,6 +178,7 @@ def test_what_workers_of_an_earlier_parent_wrote_is_known(tmp_path, monkeypatch)
     assert [(e.status, e.objective) for e in manifest.jobs()][:2] == [("finished", 7.0), ("finished", 9.0)]
 
 
+@pytest.mark.slow
 def test_packs_with_the_same_program_are_compiled_once(tmp_path, monkeypatch):
     """launcher.pack=off, in one process: other seeds and hyperparameters are data. Another static field is not."""
     traced, manifest = [], Manifest(tmp_path)

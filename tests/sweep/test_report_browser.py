@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
 from browser import in_chromium
 from made_up_sweep import made_up
 
@@ -127,6 +128,7 @@ def test_in_a_browser_it_draws(tmp_path):
     assert "python -m rlexp -m algo.hp.lr=0.01 algo=pqn 'seed=range(0,4)'" in seen["text"]
 
 
+@pytest.mark.slow
 def test_in_a_browser_text_stays_text(tmp_path):
     """What a user wrote is shown letter by letter: no markup of it is read, by the page or by Plotly."""
     evil = "</script><img src=x onerror=oops()><b>&lt;"

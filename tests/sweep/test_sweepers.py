@@ -42,7 +42,8 @@ def divides(overrides: Sequence[str]) -> None:
         raise ConfigError("the launcher's own words")
 
 
-@pytest.mark.parametrize("how", ["random", pytest.param("optuna", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["random", "optuna"])
 def test_a_draw_that_is_no_valid_run_is_drawn_anew(how, tmp_path, capsys):
     line = (f"sweeper={how}", "sweeper.num_trials=3", MINIBATCHES)
     objective = lambda overrides: value_of(overrides, "algo.num_minibatches")  # noqa: E731

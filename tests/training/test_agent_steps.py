@@ -38,6 +38,7 @@ def environments(directory):
     return {name: x.tobytes() for name, x in saved(directory)[1].items() if name.startswith("['data']")}
 
 
+@pytest.mark.slow
 def test_it_is_the_sum_of_the_shares(whole):
     summary, directory = whole
     first, *lines = rows(directory)
