@@ -1,7 +1,8 @@
 """`python -m benchmarks [part] [part] ...`: measures, prints tables, writes JSON; all parts by default.
 
 `python -m benchmarks same BASE` measures nothing: it holds this tree against another commit, bit for bit.
-`python -m benchmarks environments [OPTION ...]` makes the table of docs/environments.md.
+`python -m benchmarks environments [OPTION ...]` makes the table of docs/environments.md, `python -m benchmarks gymnax [ENV ...]`
+that of docs/gymnax.md.
 """
 
 import argparse
@@ -13,25 +14,29 @@ from benchmarks import (
     batch,
     costs,
     devices,
+    driving,
     environments,
     gpu,
     halving,
     host,
     inference,
+    lag,
     overhead,
     population,
+    recipes,
     rejax,
     replay,
     roofline,
     same,
     scaling,
+    schedules,
     startup,
     sweep,
     trunk,
 )
 from benchmarks.measure import BENCH, Failed
 
-# part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds.
+# part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds; lag has its own.
 PARTS = {
     "rejax": (rejax.measure, 8),
     "overhead": (overhead.measure, 5),
@@ -42,11 +47,14 @@ PARTS = {
     "sweep": (sweep.measure, 5),
     "population": (population.measure, 5),
     "halving": (halving.measure, 5),
+    "schedules": (schedules.measure, 5),
     "batch": (batch.measure, 8),
+    "driving": (driving.measure, 5),
     "replay": (replay.measure, 5),
     "rejax_replay": (rejax.measure_replay, 5),
     "host": (host.measure, 5),
     "inference": (inference.measure, 5),
+    "lag": (lag.measure, 1),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
     "trunk": (trunk.measure, 5),
@@ -61,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         return same.main(given[1:], _say)
     if given[:1] == ["environments"]:
         return environments.main(given[1:], _say)
+    if given[:1] == ["gymnax"]:
+        return recipes.main(given[1:], _say)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, help="samples of each side; at least 5 for numbers that are kept")

@@ -82,10 +82,7 @@ def observed(spec: EnvSpec) -> str:
 
 
 def _measured(option: str, *, specs_only: bool) -> dict[str, Any]:
-    node = yaml.safe_load((CONF / f"{option}.yaml").read_text())
-    node.pop("defaults", None)
-    module = load_module(node["module"], "env")
-    env = module.make(parse(node, module.Config, "env")[0])
+    env = _made(option)
     actions = in_words(env.spec)[0].partition(",")[0]
     row = {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
     if specs_only:
@@ -94,16 +91,34 @@ def _measured(option: str, *, specs_only: bool) -> dict[str, Any]:
     return row | random | {"ppo": _trained(option)}
 
 
-def _random(env: Env) -> dict[str, float]:
+def _made(option: str) -> Any:
+    """The environment of a file of conf/env. Raises ConfigError."""
+    node = yaml.safe_load((CONF / f"{option}.yaml").read_text())
+    node.pop("defaults", None)
+    module = load_module(node["module"], "env")
+    return module.make(parse(node, module.Config, "env")[0])
+
+
+def random_return(option: str) -> float:
+    """The mean over 64 episodes of random actions, or 4,096 where they are short. Raises ConfigError, Failed."""
+    env = _made(option)
+    limit = env.spec.max_episode_steps
+    found = _random(env, num_envs=4096 if limit <= 200 else NUM_ENVS, most_steps=limit)
+    if "random" not in found:
+        raise Failed("some episodes did not end")
+    return found["random"]
+
+
+def _random(env: Env, *, num_envs: int = NUM_ENVS, most_steps: int = MOST_STEPS) -> dict[str, float]:
     """Of actions that are drawn uniformly among those that are allowed."""
     envs, spec = batched(env), env.spec.action
 
     def draw(key: Any, obs: Any) -> Any:
         if isinstance(spec, Continuous):
-            return jax.random.uniform(key, (NUM_ENVS, *spec.shape), jnp.float32, spec.low, spec.high)
+            return jax.random.uniform(key, (num_envs, *spec.shape), jnp.float32, spec.low, spec.high)
         sizes = (spec.num_actions,) if isinstance(spec, Discrete) else spec.num_actions
         mask = obs.get("action_mask") if isinstance(obs, dict) else None
-        logits = jnp.zeros((NUM_ENVS, sum(sizes))) if mask is None else jnp.where(mask, 0.0, -1e9)
+        logits = jnp.zeros((num_envs, sum(sizes))) if mask is None else jnp.where(mask, 0.0, -1e9)
         chosen, begin = [], 0
         for i, size in enumerate(sizes):
             of_choice = logits[:, begin : begin + size]
@@ -117,17 +132,17 @@ def _random(env: Env) -> dict[str, float]:
             state, row = envs.step(state, draw(key, row.obs))
             return (state, row, total + jnp.where(over, 0.0, row.reward), over | row.last), None
 
-        state, row = envs.reset(jax.random.split(key, NUM_ENVS))
-        start = (state, row, jnp.zeros((NUM_ENVS,)), jnp.zeros((NUM_ENVS,), bool))
+        state, row = envs.reset(jax.random.split(key, num_envs))
+        start = (state, row, jnp.zeros((num_envs,)), jnp.zeros((num_envs,), bool))
         (_, _, total, over), _ = jax.lax.scan(step, start, jax.random.split(key, num_steps))
         return total, over
 
-    num_steps = min(env.spec.max_episode_steps, MOST_STEPS)
+    num_steps = min(env.spec.max_episode_steps, most_steps)
     compiled = jax.jit(play).lower(jax.random.key(0)).compile()
     began = time.process_time()  # of the processor, which a busy machine does not change
     total, over = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
     took = time.process_time() - began
-    cost = {"us_a_step": took / (num_steps * NUM_ENVS) * 1e6}
+    cost = {"us_a_step": took / (num_steps * num_envs) * 1e6}
     return cost | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
 
 

@@ -1,0 +1,126 @@
+"""How drivers by rule and a trained agent fare on layouts that the agent never saw: one row for each driver, over seeds.
+
+The agent is PPO's recipe, `experiment=driving/ppo`, on 100,000 layouts. All drive on 10,000 others; a seed plays as many whole
+episodes with each driver, on layouts and starts of its own. Intervals are Student's, 95%, over seeds.
+"""
+
+import dataclasses
+import itertools
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+import rlexp
+from benchmarks.measure import BENCH, Sample, Say, run, table, verdict, write
+from rlexp.envs.base import Env
+from rlexp.envs.driving import drivers, world
+from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE
+from rlexp.loading import Agent
+from rlexp.overrides import quoted
+from rlexp.sources.rollout import clip_action
+from rlexp.types import TimeStep
+
+STEPS, EPISODES = 2_000_000, 512
+SEEN, UNSEEN = 100_000, 10_000  # layouts
+METRICS = ("accuracy", "collision", "off_road", "run_red_light", "progress_ratio", "score")
+PUBLISHED = 0.974  # V-Max's accuracy, on recorded traffic (Charraut et al. 2025): an aim, not a peer
+ORDER = ("random", "constant_speed", "idm", "agent")  # the worst first
+
+
+def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
+    """Each round is a seed."""
+    steps, episodes = (20_480, 16) if quick else (STEPS, EPISODES)
+    common = [f"total_env_steps={steps}", f"env.layouts={SEEN}", "logger=quiet", "eval.every_env_steps=null"]
+    common += ["experiment=driving/ppo", quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))]
+    samples: dict[str, list[Sample]] = {name: [] for name in ORDER}
+    players: dict[str, Callable] = {}
+    for seed in range(rounds):
+        where = BENCH / "runs" / "driving" / str(seed)
+        shutil.rmtree(where, ignore_errors=True)
+        command = [sys.executable, "-m", "rlexp", *common, f"seed={seed}", quoted("hydra.run.dir", str(where))]
+        _, seconds = run(command, timeout_s=3000)
+        agent = rlexp.load(where)
+        players = players or _players(agent, episodes)
+        policy = agent.algorithm.policy(agent.state, False)
+        for name in ORDER:
+            ended, told = jax.device_get(players[name](policy, jax.random.key(seed)))
+            assert ended.all()
+            sample = {key: float(x) for key, x in told.items()}
+            samples[name].append(sample | ({"seconds": seconds} if name == "agent" else {}))
+            say(f"  seed {seed}, {name}: accuracy {sample['accuracy']:.3f}, score {sample['score']:.3f}")
+    results = {name: {key: _interval([x[key] for x in found]) for key in METRICS} for name, found in samples.items()}
+    rows = [[name, *(_shown(results[name][key]) for key in METRICS)] for name in ORDER]
+    print(table(f"{rounds} seeds of {episodes} episodes; PPO for {steps:,} steps", ["driver", *METRICS], rows))
+    ordered = [results[name]["accuracy"]["mean"] for name in ORDER]
+    rises = sum(a < b for a, b in itertools.pairwise(ordered)) / (len(ORDER) - 1)
+    print(verdict("of random < constant speed < idm < agent, in accuracy, share that holds", rises, 1.0, at_least=True))
+    print(verdict("the agent's accuracy beside V-Max's on recorded traffic", ordered[-1], PUBLISHED, at_least=True))
+    write(
+        out / "driving.json",
+        settings={"rlexp": common, "episodes": episodes, "unseen": [SEEN, SEEN + UNSEEN]},
+        samples=samples,
+        results=results,
+    )
+
+
+def _players(agent: Agent, episodes: int) -> dict[str, Callable[[Any, jax.Array], tuple]]:
+    """{driver: (an agent's policy, key) -> what was told at the ends of the episodes}, compiled once for all seeds.
+
+    Drivers by rule steer as they mean to; `grip`, which makes an action's largest curvature what tyres hold, is for the others.
+    """
+    unseen = dataclasses.replace(agent.config.env, layouts=UNSEEN, first_layout=SEEN)
+    held, free = world.make(unseen), world.make(dataclasses.replace(unseen, grip=None))
+    act = agent.algorithm.act
+
+    def random(policy: Any, at: Any, row: TimeStep, key: jax.Array) -> jax.Array:
+        return jax.random.uniform(key, (episodes, 2), minval=-1.0) * jnp.asarray([MAX_ACCELERATION, MAX_CURVATURE])
+
+    def by_rule(rule: Callable) -> Callable:
+        return lambda policy, at, row, key: jax.vmap(rule)(at.inner)
+
+    def trained(policy: Any, at: Any, row: TimeStep, key: jax.Array) -> jax.Array:
+        return clip_action(held.spec, act(policy, agent.algorithm.carry(episodes), row, key)[0])
+
+    return {
+        "random": _player(held, random, episodes),
+        "constant_speed": _player(free, by_rule(drivers.constant_speed), episodes),
+        "idm": _player(free, by_rule(drivers.idm), episodes),
+        "agent": _player(held, trained, episodes),
+    }
+
+
+def _player(env: Env, drive: Callable[..., jax.Array], episodes: int) -> Callable[[Any, jax.Array], tuple]:
+    def play(policy: Any, key: jax.Array) -> tuple:
+        def step(carry: Any, key: jax.Array) -> Any:
+            at, row, ended = carry
+            at, row = jax.vmap(env.step)(at, drive(policy, at, row, key))
+            told = {name: jnp.where(row.last & ~ended, row.info[name], 0.0) for name in METRICS}
+            return (at, row, ended | row.last), told
+
+        at, row = jax.vmap(env.reset)(jax.random.split(key, episodes))
+        keys = jax.random.split(jax.random.fold_in(key, 1), env.spec.max_episode_steps)
+        (_, _, ended), told = jax.lax.scan(step, (at, row, jnp.zeros((episodes,), bool)), keys)
+        return ended, {name: jnp.sum(x) / episodes for name, x in told.items()}
+
+    return jax.jit(play)
+
+
+def _interval(values: list[float]) -> dict[str, Any]:
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return {"mean": mean, "interval": None}
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return {"mean": mean, "interval": [mean - half, mean + half]}
+
+
+def _shown(result: dict[str, Any]) -> str:
+    if result["interval"] is None:
+        return f"{result['mean']:.3f}"
+    return f"{result['mean']:.3f} ± {result['mean'] - result['interval'][0]:.3f}"
