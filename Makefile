@@ -19,13 +19,15 @@ HYDRA14_OMEGACONF := 2.4.1rc1
 # A Reverb server, which runs on Python 3.11 only, and TensorFlow's of that time.
 REVERB := .reverb
 REVERB_PYTHON ?= python3.11
+# TensorFlow, which only reads and writes the records that env=womd reads.
+TENSORFLOW := .tensorflow
 # The stacks of a test that hangs are printed shortly before its timeout kills its process.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 # Half of the tests' time is compiling programs that then run for a moment. The slow ones run what users run.
 COMPILED_QUICKLY = XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
 
 .DEFAULT_GOAL := help
-.PHONY: reference help setup libtpu reverb train test test-hydra14 test-reverb test-slow test-all check fmt bench pins clean FORCE
+.PHONY: reference help setup libtpu reverb tensorflow train test test-hydra14 test-reverb test-tensorflow test-slow test-all check fmt bench pins clean FORCE
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +38,8 @@ setup: $(STAMP)  ## Make .venv with the pinned versions; EXTRAS=dev,envs,gpu add
 libtpu: $(LIBTPU)/.stamp  ## Fetch the TPU compiler, 700 MB, which tests of run=plan and `make bench` use
 
 reverb: $(REVERB)/.stamp  ## Make .reverb with a Reverb server, 2 GB, which test-reverb and `make bench` use; needs Python 3.11
+
+tensorflow: $(TENSORFLOW)/.stamp  ## Make .tensorflow, 2 GB, which test-tensorflow uses
 
 train: $(STAMP)  ## Train: make train ARGS="algo=ppo seed=1"
 	@$(PY) -m rlexp $(ARGS)
@@ -52,6 +56,10 @@ test-hydra14: $(STAMP) $(HYDRA14)/.stamp  ## The tests of sweeps, on Hydra 1.4
 # Too heavy for every push: by hand, when replay has changed, and before a release.
 test-reverb: $(STAMP) $(REVERB)/.stamp  ## Replay against a real Reverb server
 	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=880 tests/replay/test_against_reverb.py $(ARGS)
+
+# As heavy: when the reader of records has changed, and before a release.
+test-tensorflow: $(STAMP) $(TENSORFLOW)/.stamp  ## Records of driving against TensorFlow's own reader and writer
+	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=880 tests/envs/test_womd_against_tensorflow.py $(ARGS)
 
 # With nothing named, one share of them: see tests/rotation.py.
 test-slow: $(STAMP) $(LIBTPU)/.stamp  ## Of the learning bars and whatever else takes long, today's share, or what ARGS names
@@ -81,7 +89,7 @@ pins:  ## Resolve constraints.txt anew; needs python3.11 and python3.12, or PINS
 	.ci/pins $(or $(PINS),python3.11 python3.12)
 
 clean:  ## Remove .venv, builds and caches; runs in outputs/ and multirun/ stay
-	rm -rf $(VENV) .venv-* $(LIBTPU) $(HYDRA14) $(REVERB) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
+	rm -rf $(VENV) .venv-* $(LIBTPU) $(HYDRA14) $(REVERB) $(TENSORFLOW) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Other extras than last time, named on the command line, are installed even if nothing else has changed.
@@ -113,4 +121,10 @@ $(REVERB)/.stamp: benchmarks/reverb-requirements.txt
 	rm -rf $(REVERB)
 	$(REVERB_PYTHON) -m venv $(REVERB)
 	$(REVERB)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/reverb-requirements.txt
+	@touch $@
+
+$(TENSORFLOW)/.stamp: tests/envs/tensorflow-requirements.txt
+	rm -rf $(TENSORFLOW)
+	$(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/envs/tensorflow-requirements.txt
 	@touch $@

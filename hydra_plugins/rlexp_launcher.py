@@ -44,6 +44,12 @@ class RlexpLauncher(Launcher):
 
         return launch(self, job_overrides, initial_job_idx)
 
+    def roll(self, packs: Any) -> Sequence[Any]:
+        """The same of jobs that `packs` gives as slots become free, see `rlexp.sweep.trials`."""
+        from rlexp.sweep.hydra_jobs import roll
+
+        return roll(self, packs)
+
 
 ConfigStore.instance().store(group="hydra/launcher", name="rlexp", node=RlexpLauncherConf, provider="rlexp")
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlexp import commands, compose, endings
+from rlexp import commands, compose, endings, hints, recipes
 from rlexp.config import Config, ConfigError, as_read, load_module, parse
 from rlexp.hydra_internals import get_args_parser, grid
 from rlexp.storage import rundir, store
@@ -157,6 +157,8 @@ def main() -> None:
             run_dir = command.run_dir
             for line in doubled(overrides):
                 print(line, flush=True)  # stderr is for what ends a command
+            if recipe := recipes.better(command.composed, overrides):
+                print(hints.of_recipe(recipe), flush=True)
             (submit if experiment.part("launcher").SUBMITS else run)(command, experiment)
     except (Detached, Rehearsed):
         pass

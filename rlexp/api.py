@@ -31,8 +31,8 @@ from rlexp.networks.heads import Head, head_on
 from rlexp.networks.initializers import orthogonal
 from rlexp.ops.distributions import Categorical, DiagonalNormal, MultiCategorical, masked, multi_categorical
 from rlexp.ops.returns import gae, lambda_returns, n_step_return
-from rlexp.training.between import Between, Exchange, Leave, Moment
-from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Mean, MultiDiscrete, TimeStep, Trajectory, Update
+from rlexp.training.between import Between, Exchange, Finished, Leave, Moment, Origin
+from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Groups, Mean, MultiDiscrete, TimeStep, Trajectory, Update
 
 __all__ = [
     "Algorithm",
@@ -51,8 +51,10 @@ __all__ = [
     "Env",
     "EnvSpec",
     "Exchange",
+    "Finished",
     "Flag",
     "Fraction",
+    "Groups",
     "Head",
     "Host",
     "Leave",
@@ -65,6 +67,7 @@ __all__ = [
     "MultiDiscrete",
     "NonNegative",
     "Number",
+    "Origin",
     "Part",
     "Positive",
     "RunInfo",

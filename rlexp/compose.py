@@ -25,6 +25,7 @@ from rlexp import kinds
 from rlexp.config import ConfigError, nearest
 from rlexp.hydra_internals import Callbacks, failures_untold
 from rlexp.overrides import in_quotes, override_group, override_key
+from rlexp.sources import chosen
 from rlexp.storage import store
 from rlexp.storage.rundir import new_id
 
@@ -125,23 +126,11 @@ def composed(overrides: Sequence[str]) -> Composed:
                 raise ConfigError(f"hydra.mode: {config.hydra.mode.name} is not allowed; expected -m for a sweep")
             config.hydra.mode = RunMode.RUN
             run_dir = _directory(config, "hydra.run.dir")
-            _check_source(config, app.config_loader, overrides)
+            chosen.check_source(config, app.config_loader, overrides)
             _check_output_subdir(config)
-        return Composed(config, app.config_loader, without_hydra(config), run_dir)
-
-
-def _check_source(config: DictConfig, loader: Any, overrides: Sequence[str]) -> None:
-    """Raises ConfigError for `source=NAME` beside an algorithm whose file holds a source of its own, which would count."""
-    given = {override_key(o): o for o in overrides}
-    if "source" not in given or "algo.source.module" in given:
-        return
-    found = loader.repository.load_config(f"source/{config.hydra.runtime.choices.source}")
-    wanted, module = OmegaConf.select(found.config, "module"), OmegaConf.select(config, "algo.source.module")
-    if found.header.get("package") == "algo.source" and wanted != module:
-        raise ConfigError(
-            f"{given['source']}: the file of algo={config.hydra.runtime.choices.algo} has a source of its own, {module}, which "
-            "would count; leave `source` out of that file, or give algo.source.module=... in place of this"
-        )
+        node = without_hydra(config)
+        chosen.check_replay(config, node, app.config_loader, overrides)
+        return Composed(config, app.config_loader, node, run_dir)
 
 
 def _directory(config: DictConfig, key: str) -> str:
@@ -321,19 +310,14 @@ def is_ours(name: str) -> bool:
 
 def without_hydra(config: DictConfig) -> dict[str, Any]:
     """The application's part of a composed configuration, resolved, as plain data. Raises ConfigError."""
-    chosen = OmegaConf.select(config, "hydra.runtime.choices.experiment")
+    experiment = OmegaConf.select(config, "hydra.runtime.choices.experiment")
     if (
-        chosen is not None and "experiment" in config
+        experiment is not None and "experiment" in config
     ):  # the group has no part of its own: its files set keys of all others
-        raise ConfigError(f"experiment={chosen}: this file does not begin with the line `# @package _global_`")
+        raise ConfigError(f"experiment={experiment}: this file does not begin with the line `# @package _global_`")
     with one_line():
         node = plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-    algo = node.get("algo")
-    if isinstance(algo, dict) and isinstance(algo.get("source"), dict) and "remembered_by" in algo["source"]:
-        from rlexp.sources.base import with_memory  # not for completion, which need not wait for JAX
-
-        algo["source"] = with_memory(algo["source"])
-    return node
+    return chosen.with_memory(node)
 
 
 def plain(config: Any) -> dict[str, Any]:

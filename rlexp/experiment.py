@@ -13,7 +13,7 @@ from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.networks.base import MemoryTorso
 from rlexp.sources.base import HostSource, Source, environments, is_host, stepping
-from rlexp.types import EnvSpec, PyTree, Settings, Shared
+from rlexp.types import EnvSpec, Groups, PyTree, Settings, Shared
 
 
 class Experiment(NamedTuple):
@@ -95,6 +95,11 @@ def build(
     network = load_module(modules["network"], "network")
 
     def torso_of(spec: EnvSpec, *, memory: bool = False) -> Any:
+        if isinstance(spec.observation, Groups):
+            raise ConfigError(
+                f"env: {spec.name} shows the critic something else than the policy, which {modules['algo']} cannot learn from; "
+                "expected algo=ppo or algo=impala, or env.critic=[]"
+            )
         torso = network.make(config.network, observation=spec.observation, dtype=dtype)
         if isinstance(torso, MemoryTorso) and not memory:
             raise ConfigError(

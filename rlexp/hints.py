@@ -20,6 +20,13 @@ def resume(run_dir: Path) -> str:
     return f"resume={run_dir}" if plain else quoted("resume", str(run_dir))
 
 
+def of_recipe(name: str) -> str:
+    """Said when a run begins that could have settings made for its environment, in place of the defaults."""
+    return (
+        f"env={name}: the default settings are CartPole's; those for this one: {command('rlexp', f'experiment={name}')}"
+    )
+
+
 def after_run(run_dir: Path, *, total_env_steps: int, saved: bool) -> list[str]:
     """Said when a run has finished."""
     lines = [f"finished: {run_dir}"]

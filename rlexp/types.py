@@ -41,11 +41,20 @@ class Continuous(NamedTuple):
     high: float | np.ndarray
 
 
+class Groups(NamedTuple):
+    """Observations of an environment that shows its critic something else than its policy: an asymmetric actor-critic."""
+
+    policy: PyTree
+    critic: PyTree
+
+
 class EnvSpec(NamedTuple):
     """What an algorithm and a network must know of an environment, all of it static."""
 
     name: str
-    observation: PyTree  # of jax.ShapeDtypeStruct, unbatched; a dict may hold "action_mask", bool [A], of all choices side by side
+    # Of jax.ShapeDtypeStruct, unbatched; a dict may hold "action_mask", bool [A], of all choices side by side. Or `Groups` of two
+    # such.
+    observation: PyTree
     action: Discrete | MultiDiscrete | Continuous
     max_episode_steps: int  # an episode is truncated after as many agent steps
 

@@ -67,7 +67,12 @@ def push(key: Any, moment: Any, size: float) -> Any:
 
 FUNCTIONS: Any = {
     "observations": {"place": place},
-    "rewards": {"near": near, "speed": speed, "whole": lambda moment: moment.action},
+    "rewards": {
+        "hint": lambda moment: moment.commands["hint"],
+        "near": near,
+        "speed": speed,
+        "whole": lambda moment: moment.action,
+    },
     "terminations": {"far": far},
     "events": {"push": push},
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rlexp.config import ConfigError, Host, Workers, schema
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sweep import worker
-from rlexp.sweep.launcher import Launch, LauncherConfig, run_packs, unfinished_packs
+from rlexp.sweep.launcher import Launch, LauncherConfig, More, run_packs, unfinished_packs
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job
 from rlexp.sweep.supervise import Ended
@@ -37,6 +37,11 @@ def elsewhere(config: Config) -> bool:
     return config.workers is not None
 
 
+def slots(config: Config) -> int:
+    """How many packs train at once."""
+    return config.workers or 1
+
+
 def make(config: Config) -> Launch:
     """Trains packs; the manifest says how each job ended. A signal stops the packs that train, and starts no other."""
 
@@ -46,13 +51,21 @@ def make(config: Config) -> Launch:
 
         return Programs()
 
-    def launch(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
+    def launch(
+        packs: Sequence[Sequence[Job]],
+        over: Collection[int],
+        sweep_dir: Path,
+        manifest: Manifest,
+        more: More | None = None,
+    ) -> None:
         worker.wait_for_others(sweep_dir)
-        if config.workers is None:
+        if config.workers is not None:
+            run_packs(packs, over, sweep_dir, manifest, config=config, backend=workers, more=more)
+            return
+        while packs:
             left = unfinished_packs(packs, over, sweep_dir, manifest, mode=config.pack)
-            _train_here(left, sweep_dir, manifest, programs())
-        else:
-            run_packs(packs, over, sweep_dir, manifest, config=config, backend=workers)
+            stopped = _train_here(left, sweep_dir, manifest, programs())
+            packs = more() if more is not None and not stopped else []
 
     def workers(tasks: Sequence[Task]) -> "_Workers | None":
         assert config.workers is not None
@@ -64,8 +77,8 @@ def make(config: Config) -> Launch:
     return launch
 
 
-def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manifest, programs: "Programs") -> None:
-    """One after the other, in this process."""
+def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manifest, programs: "Programs") -> bool:
+    """One after the other, in this process. Whether it was told to stop."""
     from rlexp.sweep.packs import train
 
     with stop_on_signals() as stop:
@@ -74,6 +87,7 @@ def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manif
                 jobs = f"job {pack[0].number}" if len(pack) == 1 else f"{len(pack)} jobs in one program"
                 print(f"{number} of {len(packs)}: {jobs}", flush=True)
                 train(pack, sweep_dir, manifest, stop=stop, programs=programs)
+        return stop.reason is not None
 
 
 def cancel(manifest: Manifest) -> None:

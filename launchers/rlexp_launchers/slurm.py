@@ -19,7 +19,7 @@ from typing import Any
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, schema
 from rlexp.storage import rundir
 from rlexp.sweep import worker
-from rlexp.sweep.launcher import Launch, LauncherConfig, run_packs
+from rlexp.sweep.launcher import Launch, LauncherConfig, More, run_packs
 from rlexp.sweep.manifest import Detached, Manifest
 from rlexp.sweep.packing import Job
 from rlexp.sweep.supervise import Backend, Ended, Why
@@ -96,13 +96,24 @@ def elsewhere(config: Config) -> bool:
     return True
 
 
+def slots(config: Config) -> int:
+    """How many packs train at once."""
+    return config.array_parallelism
+
+
 def make(config: Config) -> Launch:
     """Submits packs and waits for them; the manifest says how each job ended. Raises ConfigError."""
     slurm_sbatch.check(config)
     if not config.rehearse:
         _needs("sbatch", "squeue", "srun", "scontrol")
 
-    def launch(packs: Sequence[Sequence[Job]], over: Collection[int], sweep_dir: Path, manifest: Manifest) -> None:
+    def launch(
+        packs: Sequence[Sequence[Job]],
+        over: Collection[int],
+        sweep_dir: Path,
+        manifest: Manifest,
+        more: More | None = None,
+    ) -> None:
         if config.rehearse:
             worker.wait_for_others(sweep_dir)
         nodes, cluster = _nodes_of(config), _Cluster(config, sweep_dir, manifest)
@@ -127,6 +138,7 @@ def make(config: Config) -> Launch:
             running=set if config.rehearse else cluster.attach,
             preemptions=config.preemptions,
             hangup=False,  # the jobs do not need this process
+            more=more,
         )
 
     return launch

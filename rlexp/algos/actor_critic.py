@@ -10,11 +10,12 @@ from flax import linen as nn
 from rlexp.algos import continuous
 from rlexp.algos.base import TorsoOf
 from rlexp.algos.policy import policy_head
+from rlexp.config import ConfigError
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import MemoryTorso, SharedTrunk, net
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
-from rlexp.types import Continuous, EnvSpec, Key, PyTree, TimeStep, Trajectory
+from rlexp.types import Continuous, EnvSpec, Groups, Key, PyTree, TimeStep, Trajectory
 
 
 class Policy(NamedTuple):
@@ -58,21 +59,37 @@ def actor_critic(
 ) -> ActorCritic:
     """On torsos of their own, or on one where that remembers or is shared.
 
-    `squash`: continuous actions are a Gaussian's tanh, within their bounds. Raises ConfigError where these are infinite.
+    `squash`: continuous actions are a Gaussian's tanh, within their bounds. Raises ConfigError where these are infinite, and where
+    one torso is to see what the critic alone is shown.
     """
+    whole, grouped = spec.observation, isinstance(spec.observation, Groups)
+    critic_spec = spec._replace(observation=spec.observation.critic) if grouped else spec
+    spec = spec._replace(observation=spec.observation.policy) if grouped else spec
     pi_head = policy_head(spec, squash=squash)
     continuous_shape = spec.action.shape if isinstance(spec.action, Continuous) else None
     bounds = continuous.bounds(spec, "algo.action_bounds=squash") if squash and continuous_shape is not None else None
     torso = torso_of(spec, memory=True)
     trunk, remembers = net(torso), isinstance(torso, MemoryTorso)
     shared = isinstance(torso, MemoryTorso | SharedTrunk)
+    if grouped and shared:
+        which = "has a memory" if remembers else "is shared"
+        raise ConfigError(
+            f"network: one that {which} is one for policy and critic, and {spec.name} shows the critic something else; "
+            "expected one of each, such as network=mlp network.shared_trunk=false"
+        )
 
-    def head(size: int, scale: float) -> nn.Module:
-        if isinstance(torso, MemoryTorso | SharedTrunk):
-            return Dense(size, scale, dtype, out_dtype=jnp.float32)
-        return Head(torso, size, scale, dtype)
+    def head(torso: Any, size: int, scale: float) -> nn.Module:
+        return Dense(size, scale, dtype, out_dtype=jnp.float32) if shared else Head(torso, size, scale, dtype)
 
-    actor, critic = head(pi_head.num_outputs, 0.01), head(1, 1.0)
+    actor = head(torso, pi_head.num_outputs, 0.01)
+    critic = head(torso_of(critic_spec) if grouped else torso, 1, 1.0)
+
+    # Of what both see, the actor's and the critic's
+    def of_actor(seen: Any) -> Any:
+        return seen.policy if grouped else seen
+
+    def of_critic(seen: Any) -> Any:
+        return seen.critic if grouped else seen
 
     def normalise(stats: PyTree, obs: PyTree) -> PyTree:
         return observation_normaliser.normalise(stats, obs) if normalize_observations else obs
@@ -82,10 +99,11 @@ def actor_critic(
         return look(params["trunk"], memory, obs, first) if shared else (obs, memory)
 
     def distribution(params: PyTree, features: Any, obs: PyTree) -> Any:
-        return pi_head.distribution(actor.apply(params["actor"], features), params.get("log_std"), obs)
+        outputs = actor.apply(params["actor"], of_actor(features))
+        return pi_head.distribution(outputs, params.get("log_std"), of_actor(obs))
 
     def value_of(params: PyTree, features: Any) -> jax.Array:
-        value: Any = critic.apply(params["critic"], features)
+        value: Any = critic.apply(params["critic"], of_critic(features))
         return value[..., 0]
 
     def drawn(trajectory: Trajectory) -> jax.Array:
@@ -97,10 +115,11 @@ def actor_critic(
         return action.reshape(*action.shape[: action.ndim - len(continuous_shape)], pi_head.num_outputs)
 
     def init(actor_key: Key, critic_key: Key) -> dict[str, Any]:
-        obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
+        obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), whole)
         params: dict[str, Any] = {"trunk": trunk.init(jax.random.fold_in(actor_key, 1), obs)} if shared else {}
         features, _ = seen(trunk.step, params, trunk.carry(1), obs, jnp.ones((1,), bool))
-        params |= {"actor": actor.init(actor_key, features), "critic": critic.init(critic_key, features)}
+        params["actor"] = actor.init(actor_key, of_actor(features))
+        params["critic"] = critic.init(critic_key, of_critic(features))
         if pi_head.num_log_stds:
             params["log_std"] = jnp.zeros((pi_head.num_log_stds,), jnp.float32)
         return params

@@ -21,6 +21,7 @@ from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.config import ConfigError, Count, Flag, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.heads import Head
+from rlexp.ops import slopes
 from rlexp.types import Batch, EnvSpec, Key, PyTree, TimeStep, Update
 
 
@@ -113,7 +114,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
         unit = best(policy.params, normalise(policy.normaliser, timestep.obs))
         noise = policy.noise * jax.random.normal(key, unit.shape, jnp.float32)
-        return bounds.from_unit(jnp.clip(unit + noise, -1.0, 1.0)), carry, {}
+        return bounds.from_unit(slopes.clip(unit + noise, -1.0, 1.0)), carry, {}
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         rows = batch.trajectory

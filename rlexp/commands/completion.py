@@ -21,7 +21,7 @@ _OPTIONS = ("--cfg", "--config-dir", "--help", "--hydra-help", "--multirun", "--
 _AFTER = {
     "--cfg": ["job", "hydra", "all"],
     "completion": ["bash", "fish", "zsh"],
-    "sweep": ["cancel", "report", "resume", "retry", "status", "sync"],
+    "sweep": ["cancel", "dashboard", "report", "resume", "retry", "status", "sync"],
 }
 _FOLDERS_AFTER = ("--config-dir", "-cd", "ls", "report", *_AFTER["sweep"])
 

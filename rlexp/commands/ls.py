@@ -20,6 +20,7 @@ import yaml
 
 from rlexp import endings
 from rlexp.config import ConfigError
+from rlexp.names import algorithm, environment
 from rlexp.storage import store
 
 ROOTS = ("outputs", "multirun")  # where runs are made
@@ -257,12 +258,11 @@ def _in_store(url: str) -> Iterator[Line]:
 def _of(
     folder: str, told: dict[str, Any], config: dict[str, Any], ended: dict[str, Any], status: str, began: float
 ) -> Line:
-    environment, algorithm = _object(config.get("env")), _object(config.get("algo"))
     kind, steps = _text(config.get("run")), _number(ended.get("env_steps"))
     return Line(
         id=_text(told.get("run_id")),
-        environment=_text(environment.get("name")) or _last_part(environment.get("module")),
-        algorithm=_last_part(algorithm.get("module")),
+        environment=environment(config) or None,
+        algorithm=algorithm(config) or None,
         env_steps=None if steps is None else int(steps),
         objective=_number(ended.get("objective")),
         status=status if kind in ("train", None) else f"{kind}: {status}",
@@ -303,10 +303,6 @@ def _text(value: Any) -> str | None:
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) < 1e300 and math.isfinite(value) else None
-
-
-def _last_part(module: Any) -> str | None:
-    return module.rpartition(".")[2] if isinstance(module, str) else None
 
 
 # --- as people read it ---------------------------------------------------------------------------------------------------

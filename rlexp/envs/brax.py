@@ -6,7 +6,7 @@ Only the task ends an episode; the limit, 1,000 steps in brax's own training, tr
 
 from typing import Any
 
-from rlexp.config import Count, Host, schema
+from rlexp.config import Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally
 from rlexp.envs.brax_world import brax_world
 from rlexp.envs.managers.world import World
@@ -28,8 +28,9 @@ class Config:
     """What else the task is made with, such as {backend: spring}: generalized, mjx, positional or spring."""
     info: dict[str, Tally]
     """What of an episode is logged of one of the task's metrics: last (the default), mean, max, sum."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 @remembered

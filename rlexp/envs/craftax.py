@@ -9,7 +9,7 @@ Making a world takes more than ten times what a step does: `resets` is what make
 
 from typing import Any
 
-from rlexp.config import Count, Host, TracedNumber, schema
+from rlexp.config import Count, Host, Resets, TracedNumber, schema
 from rlexp.envs.base import Env, Tally
 from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
 from rlexp.envs.spaces import action_of
@@ -34,8 +34,9 @@ class Config:
     """Traced: numbers of Craftax's EnvParams by name; those left out keep their defaults. A switch is 0 or 1."""
     info: dict[str, Tally]
     """What of an episode is logged of a number that Craftax tells: last (the default), mean, max, sum."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:

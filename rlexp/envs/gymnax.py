@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from rlexp.config import ConfigError, Count, Host, TracedNumber, nearest, schema
+from rlexp.config import ConfigError, Count, Host, Resets, TracedNumber, nearest, schema
 from rlexp.envs.base import Env
 from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
 from rlexp.envs.spaces import action_of, num_categories
@@ -32,8 +32,9 @@ class Config:
     """Steps after which an episode is truncated; null takes gymnax's own limit."""
     params: dict[str, TracedNumber]
     """gymnax's EnvParams by name; those left out keep their defaults. A switch is 0 or 1."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:

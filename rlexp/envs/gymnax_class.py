@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import ConfigError, Count, Host, TracedNumber, nearest, schema
+from rlexp.config import ConfigError, Count, Host, Resets, TracedNumber, nearest, schema
 from rlexp.envs.base import Env, Tally
 from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
 from rlexp.envs.spaces import action_of, num_categories
@@ -40,8 +40,9 @@ class Config:
     """Traced: numbers of the class's default_params by name; those left out keep their defaults. A switch is 0 or 1."""
     info: dict[str, Tally]
     """What of an episode is logged of a number in the class's info: last (the default), mean, max, sum."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:

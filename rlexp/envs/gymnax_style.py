@@ -8,7 +8,7 @@ observations  float32 or bool. Whole numbers become float32; a category (FrozenL
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def adapt(
     categories: int | None,
     max_episode_steps: int,
     info: Mapping[str, Tally],
-    resets: int | None,
+    resets: int | Literal["auto"] | None,
     draw: Callable[[Any, Any], Any] | None = None,
 ) -> Env:
     """The game, which has `reset_env(key, params)`, as an Env.

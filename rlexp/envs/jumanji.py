@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlexp.config import ConfigError, Count, Host, schema
+from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally, Transition
 from rlexp.envs.suites import adapt, foreign, imported, known, made, remembered
 from rlexp.types import Continuous, Discrete, MultiDiscrete
@@ -36,8 +36,9 @@ class Config:
     """What else jumanji.make is given, such as {num_rows: 6} for Snake-v1."""
     info: dict[str, Tally]
     """What of an episode is logged of a number in the game's extras: last (the default), mean, max, sum."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 @remembered

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from rlexp.config import Count, Host, schema
+from rlexp.config import Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally, Transition
 from rlexp.envs.suites import adapt, imported, known, made, one_hots, remembered
 from rlexp.types import Discrete
@@ -29,8 +29,9 @@ class Config:
     """The whole grid, or what is before the player; as symbols, or as an image of uint8."""
     info: dict[str, Tally]
     """navix tells no numbers: empty."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 @remembered

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import ConfigError, Count, Host, schema
+from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally, Transition
 from rlexp.envs.suites import adapt, imported, known, made, remembered
 from rlexp.types import Discrete
@@ -35,8 +35,9 @@ class Config:
     """Steps after which an episode is truncated; pgx has no limit of its own."""
     info: dict[str, Tally]
     """pgx tells no numbers: empty."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 @remembered

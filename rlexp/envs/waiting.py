@@ -8,15 +8,20 @@ What a waiting environment shows is its episode's last observation once more: `l
 `last` the row starts no transition, as the true last row before it: `valid` 0, and no return goes past it. No reset is
 shared: each has the key that it would have had without waiting, so that an environment's rows are the same ones, but for those
 in which it waits.
+
+With "auto" nobody waits: a step makes first rows a few at a time for as long as anyone is without, so that what it costs follows
+from the ends there are. How often is decided in a loop of the program, which derivatives in reverse mode do not go through.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlexp.types import Key, PyTree, TimeStep
+
+_SHARE = 32  # "auto": one in so many environments at a time, which is about as many as end their episodes in a step
 
 
 class Batched(NamedTuple):
@@ -27,6 +32,7 @@ class Batched(NamedTuple):
 
     reset: Callable[[jax.Array], tuple[Any, TimeStep]]  # of keys [B]
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
+    differentiates: bool = True  # in reverse mode, where the environment does
 
 
 class Waiting(NamedTuple):
@@ -43,7 +49,7 @@ def waiting(
     go_on: Callable[[Any, Any], tuple[Any, TimeStep]],
     again: Callable[[Any, TimeStep], tuple[Any, TimeStep]],
     *,
-    resets: int,
+    resets: int | Literal["auto"],
 ) -> Batched:
     """A batch of one environment's functions, none of which has a leading axis.
 
@@ -51,7 +57,7 @@ def waiting(
       reset: key -> state, first row. All environments begin with it at once.
       go_on: (state, action) -> state, row. Never resets.
       again: (state of an episode that is over, its last row) -> state, first row of the next.
-      resets: the most that a step makes.
+      resets: the most that a step makes; "auto": as many as are due.
     """
 
     def reset_all(keys: jax.Array) -> tuple[Waiting, TimeStep]:
@@ -71,19 +77,27 @@ def waiting(
             info=jax.tree.map(lambda x: jnp.where(over, 0.0, x), after.info),
         )
         waited = jnp.where(over, state.waited + 1, 0)
-        _, turn = jax.lax.top_k(
-            waited, min(resets, waited.shape[0])
-        )  # of equals the first: none is passed over for ever
-        due = over[turn]
+        if resets == "auto":
+            at_once = max(1, waited.shape[0] // _SHARE)
+            inner, shown, _ = jax.lax.while_loop(
+                lambda now: jnp.any(now[2] > 0), lambda now: some(*now, at_once), (inner, shown, waited)
+            )
+        else:
+            inner, shown, _ = some(inner, shown, waited, min(resets, waited.shape[0]))
+        return Waiting(inner, shown.obs, shown.last, jnp.where(shown.last, waited, 0)), shown
+
+    def some(inner: PyTree, shown: TimeStep, waited: jax.Array, number: int) -> tuple[PyTree, TimeStep, jax.Array]:
+        """First rows for those who waited longest."""
+        _, turn = jax.lax.top_k(waited, number)  # of equals the first: none is passed over for ever
+        due = waited[turn] > 0
 
         def give(old: PyTree, new: PyTree) -> PyTree:
             return jax.tree.map(lambda x, y: x.at[turn].set(y), old, _where(due, new, _at(old, turn)))
 
         fresh, first_row = jax.vmap(again)(_at(inner, turn), _at(shown, turn))
-        inner, shown = give(inner, fresh), give(shown, first_row)
-        return Waiting(inner, shown.obs, shown.last, jnp.where(shown.last, waited, 0)), shown
+        return give(inner, fresh), give(shown, first_row), waited.at[turn].set(0)
 
-    return Batched(reset_all, step_all)
+    return Batched(reset_all, step_all, differentiates=resets != "auto")
 
 
 def _at(tree: PyTree, indices: jax.Array) -> PyTree:

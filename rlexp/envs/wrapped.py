@@ -136,7 +136,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     def step_one(state: State, action: Any) -> tuple[State, TimeStep]:
         return jax.tree.map(lambda x: x[0], step(*jax.tree.map(lambda x: x[None], (state, jnp.asarray(action)))))
 
-    return Env(spec, reset_one, step_one, Batched(reset, step), env.shared)
+    return Env(spec, reset_one, step_one, Batched(reset, step, envs.differentiates), env.shared)
 
 
 def _spec(config: Config, inner: EnvSpec) -> EnvSpec:

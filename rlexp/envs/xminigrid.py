@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from rlexp.config import Count, Host, schema
+from rlexp.config import Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally, Transition
 from rlexp.envs.suites import adapt, foreign, imported, known, made, one_hots, remembered
 from rlexp.types import Discrete
@@ -30,8 +30,9 @@ class Config:
     """Side of the square that the player sees, odd."""
     info: dict[str, Tally]
     """xminigrid tells no numbers: empty."""
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 @remembered

@@ -23,30 +23,20 @@ class RunInfo(NamedTuple):
     start_wall_s: float  # seconds that the run had taken before, so that wall_s goes on too
 
 
-def environment(config: dict) -> str:
-    """The name of a run's environment, or of its module where it has no other; empty where nothing is known."""
-    env = config.get("env") or {}
-    return str(env.get("name") or str(env.get("module", "")).rpartition(".")[2])
-
-
-def algorithm(config: dict) -> str:
-    """The last part of its module's name."""
-    return str((config.get("algo") or {}).get("module", "")).rpartition(".")[2]
-
-
 def differences(infos: Sequence[RunInfo]) -> dict[str, list[Any]]:
     """{dotted key: its value in each run}, of the keys of the configuration in which the runs differ."""
-    flat = [_flat(info.config) for info in infos]
-    values = {name: [one.get(name) for one in flat] for name in dict.fromkeys(name for one in flat for name in one)}
+    flats = [flat(info.config) for info in infos]
+    values = {name: [one.get(name) for one in flats] for name in dict.fromkeys(name for one in flats for name in one)}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
 
-def _flat(config: dict, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(config: dict, prefix: str = "") -> dict[str, Any]:
+    """{dotted key: value} of the leaves of a configuration."""
+    found: dict[str, Any] = {}
     for name, value in config.items():
         inner = isinstance(value, dict) and value
-        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return flat
+        found |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found
 
 
 def _nothing(*_: Any) -> None:

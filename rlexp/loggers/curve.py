@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlexp.loggers import jsonl
-from rlexp.loggers.base import Logger, Row, RunInfo, algorithm, environment
+from rlexp.loggers.base import Logger, Row, RunInfo
+from rlexp.names import algorithm, environment
 
 NAME = "curve.png"
 _WIDTH, _HEIGHT = 1050, 600  # pixels

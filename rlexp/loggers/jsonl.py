@@ -73,8 +73,11 @@ def gap(path: Path, env_steps: int, num_lines: int | None) -> str | None:
     """In words, which lines are missing of a run that has got so far: each of its checkpoints was made after a line. None: none.
 
     Args:
-      num_lines: that there were when the checkpoint was made; None where it does not say, which those of old do not.
+      num_lines: that there were when the checkpoint was made, which is another run's where there were none; None where it does
+        not say, which those of old do not.
     """
+    if num_lines == 0:
+        return None
     try:
         steps = [row["env_steps"] for row in read(path) if row["env_steps"] <= env_steps]
     except (OSError, ValueError):

@@ -26,7 +26,8 @@ from urllib.parse import urlsplit
 
 from rlexp.config import Flag, Host, Positive, schema
 from rlexp.loggers import jsonl, pack
-from rlexp.loggers.base import Logger, Row, RunInfo, algorithm, environment, number, one_line
+from rlexp.loggers.base import Logger, Row, RunInfo, number, one_line
+from rlexp.names import algorithm, environment
 from rlexp.storage import store
 from rlexp.storage.store import AnyPath
 
@@ -40,7 +41,7 @@ _ENV_MODES: dict[str, Mode] = {"online": "online", "run": "online", "offline": "
 _ENV_MODES |= {"disabled": "disabled"}
 _NO_KEY = "no API key (run `wandb login`, or set WANDB_API_KEY)"
 _HEAD_START_S = 10.0  # with a warm compilation cache the first chunk is done by then
-_PROBE_S = 10.0
+PROBE_S = 10.0
 _OFFLINE_SLACK_S = 10.0  # what falling back to an offline run may take, once a server has not answered
 
 
@@ -95,7 +96,7 @@ def _make(
             runs.extend(_start(mode, config, infos, read, note=note, warn=warn))
             _serve(runs, work, warn)
         except Exception as error:  # wandb missing or broken
-            warn(f"W&B is off: {_public(error)}; the metrics are in metrics.jsonl")
+            warn(f"W&B is off: {public(error)}; the metrics are in metrics.jsonl")
         finally:
             done.set()
 
@@ -145,7 +146,7 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read
     _say_nothing_of_its_log()
     quiet = wandb.Settings(silent=True)
     settings = wandb.setup(quiet).settings
-    trouble = "" if mode == "offline" else _trouble(settings, min(config.timeout_s, _PROBE_S))
+    trouble = "" if mode == "offline" else why_offline(settings, min(config.timeout_s, PROBE_S))
     many = f"{len(infos)} runs, " if len(infos) > 1 else ""
     if mode != "offline" and not trouble:
         try:
@@ -153,7 +154,7 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read
             note(f"W&B: {many}{runs[0].project_url if many else runs[0].url}")
             return runs
         except Exception as error:  # no such entity, no permission, a server that went silent
-            trouble = _public(error)
+            trouble = public(error)
             # The service still holds the id of the run that it could not start: only a new service takes it again.
             wandb.teardown()
             wandb.setup(quiet)
@@ -261,7 +262,7 @@ def _serve(runs: list[Any], work: queue.SimpleQueue, warn: Say) -> None:
             action(runs[i])
         except Exception as error:  # an upload, say; what follows may well succeed
             if i not in warned:
-                warn(f"W&B run {runs[i].id}: {_public(error)}; its metrics are in metrics.jsonl")
+                warn(f"W&B run {runs[i].id}: {public(error)}; its metrics are in metrics.jsonl")
             warned.add(i)
     threads = [threading.Thread(target=_finish, args=(run, warn), name="wandb-finish", daemon=True) for run in runs]
     for thread in threads:
@@ -278,7 +279,7 @@ def _finish(run: Any, warn: Say) -> None:
     try:
         run.finish(exit_code=0 if run.summary.get("status") in ("finished", "stopped", "pruned") else 1)
     except Exception as error:
-        warn(f"W&B: {_public(error)}; upload later with: wandb sync {run.settings.sync_dir}")
+        warn(f"W&B: {public(error)}; upload later with: wandb sync {run.settings.sync_dir}")
 
 
 def _film(run: Any, path: Path, env_steps: int) -> None:
@@ -302,7 +303,7 @@ def _upload(run: Any, info: RunInfo, path: AnyPath, env_steps: int) -> None:
 # --- words and keys --------------------------------------------------------------------------------------------------
 
 
-def _trouble(settings: Any, timeout_s: float) -> str:
+def why_offline(settings: Any, timeout_s: float) -> str:
     """Why an online run cannot be, as far as can be known quickly; empty if it can.
 
     W&B itself would ask for a missing key, which hangs a run whose terminal nobody watches, and would try a dead
@@ -344,7 +345,7 @@ def find_key(base_url: str | None = None) -> str | None:
     return None
 
 
-def _public(error: BaseException) -> str:
+def public(error: BaseException) -> str:
     """An error in one line, without the key."""
     text = one_line(error)
     key = os.environ.get("WANDB_API_KEY")

@@ -59,9 +59,23 @@ def write(columns: PyTree, rows: PyTree, at: Int[Array, ""]) -> PyTree:
     def one(x: Array | OnHost, new: Array) -> Array | OnHost:
         if isinstance(x, OnHost):
             return _put(x, new, at + jnp.arange(new.shape[0], dtype=jnp.int32))
-        return jax.lax.dynamic_update_slice_in_dim(x, new, at, 0)
+        return jax.lax.platform_dependent(x, new, at, cpu=_write_in_place, default=_write)
 
     return _map(one, columns, rows)
+
+
+def _write(x: Array, new: Array, at: Int[Array, ""]) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, new, at, 0)
+
+
+def _write_in_place(x: Array, new: Array, at: Int[Array, ""]) -> Array:
+    """In a loop of one round, whose number XLA's CPU backend learns too late to undo it.
+
+    Else it fuses the write into whoever reads the column next, who then needs it as it was: three copies of the whole column for
+    each write. `optimization_barrier` alone is gone before fusions are made.
+    """
+    once = jax.lax.optimization_barrier(jnp.int32(1))
+    return jax.lax.fori_loop(0, once, lambda _, x: _write(x, new, at), x)
 
 
 def put(columns: PyTree, items: PyTree, at: Int[Array, " K"]) -> PyTree:

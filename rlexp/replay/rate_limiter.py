@@ -32,7 +32,7 @@ class Counts(NamedTuple):
     """What was done so far: all that a limiter must remember to go on elsewhere."""
 
     inserts: int = 0
-    samples: int = 0
+    samples: float = 0  # of those that go on elsewhere the difference to inserts is what counts
     deletes: int = 0
 
 
@@ -40,11 +40,21 @@ class Closed(RuntimeError):
     """The limiter was closed while, or before, something waited for it."""
 
 
-def limits(*, samples_per_insert: float | None, min_size: int, error_buffer: float | None, path: str) -> Limits:
+def limits(
+    *,
+    samples_per_insert: float | None,
+    min_size: int,
+    error_buffer: float | None,
+    path: str,
+    num_inserts: int = 1,
+    num_samples: int = 1,
+) -> Limits:
     """Checked limits. Without samples_per_insert only the least size is waited for.
 
     Args:
       path: of these settings, for messages.
+      num_inserts: items that are inserted at once, at most.
+      num_samples: samples that are drawn at once, at most.
 
     Raises:
       ConfigError: they would block both sides for ever, or mean nothing.
@@ -57,7 +67,7 @@ def limits(*, samples_per_insert: float | None, min_size: int, error_buffer: flo
         return Limits(1.0, min_size, -math.inf, math.inf)
     if not (math.isfinite(samples_per_insert) and samples_per_insert > 0):
         raise ConfigError(f"{path}.samples_per_insert: {samples_per_insert:g} is not allowed; expected more than 0")
-    least = max(1.0, samples_per_insert)
+    least = max(num_samples, num_inserts * samples_per_insert)
     if error_buffer is None or not (math.isfinite(error_buffer) and error_buffer >= least):
         given = "null" if error_buffer is None else f"{error_buffer:g}"
         raise ConfigError(
@@ -95,18 +105,18 @@ class RateLimiter:
         """What was done so far."""
         return self._counts
 
-    def insert(self, num: int = 1, *, timeout_s: float) -> None:
-        """Returns when `num` items may be inserted, and counts them.
+    def insert(self, num: int = 1, *, timeout_s: float, then: Callable[[], None] = lambda: None) -> None:
+        """Returns when `num` items may be inserted, and counts them; `then` is done before a sample can hear of them.
 
         Raises:
           TimeoutError: nothing made room in time.
           Closed: it was closed.
         """
-        self._wait(can_insert, num, timeout_s, inserts=num)
+        self._wait(can_insert, num, timeout_s, then, inserts=num)
 
     def sample(self, num: int = 1, *, timeout_s: float) -> None:
         """Returns when `num` samples may be drawn, and counts them; raises as `insert` does."""
-        self._wait(can_sample, num, timeout_s, samples=num)
+        self._wait(can_sample, num, timeout_s, lambda: None, samples=num)
 
     def delete(self, num: int = 1) -> None:
         """Counts items that were removed, which never waits."""
@@ -119,7 +129,14 @@ class RateLimiter:
             self._closed = True
             self._changed.notify_all()
 
-    def _wait(self, may: Callable[[Limits, Counts, int], bool], num: int, timeout_s: float, **more: int) -> None:
+    def _wait(
+        self,
+        may: Callable[[Limits, Counts, int], bool],
+        num: int,
+        timeout_s: float,
+        then: Callable[[], None],
+        **more: int,
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._closed and not may(self._limits, self._counts, num):
@@ -128,6 +145,7 @@ class RateLimiter:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
             if self._closed:
                 raise Closed("the rate limiter is closed")
+            then()
             self._count(**more)
 
     def _count(self, **more: int) -> None:
@@ -136,5 +154,5 @@ class RateLimiter:
 
     def _say(self, num: int, more: dict[str, Any]) -> str:
         (what,) = more
-        done = ", ".join(f"{x} {name}" for name, x in self._counts._asdict().items())
+        done = ", ".join(f"{x:.10g} {name}" for name, x in self._counts._asdict().items())
         return f"{num} {what} after {done} are not within {self._limits}"

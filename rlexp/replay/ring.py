@@ -52,12 +52,11 @@ def add(ring: Ring, rows: PyTree) -> Ring:
     assert capacity % num_rows == 0, f"blocks of {num_rows} rows do not fill a ring of {capacity}"
     old, num = ring.table, num_rows * num_envs
 
-    def write(column: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(column, new, ring.head * num_envs, 0)
+    def write(column: PyTree, new: PyTree) -> PyTree:
+        return columns.write(column, new, ring.head * num_envs)
 
-    flat = jax.tree.map(lambda x: x.reshape(num, *x.shape[2:]), rows)
     written = old._replace(
-        columns=columns.write(old.columns, flat, ring.head * num_envs),
+        columns=write(old.columns, jax.tree.map(lambda x: x.reshape(num, *x.shape[2:]), rows)),
         number=write(old.number, old.inserted + jnp.arange(num, dtype=jnp.uint32)),
         sampled=write(old.sampled, jnp.zeros((num,), jnp.int32)),
         inserted=old.inserted + jnp.uint32(num),

@@ -59,9 +59,9 @@ class Counted(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A policy that can be used."""
+    """A policy that can be used, once for each device that acts."""
 
-    policy: PyTree
+    policies: tuple[PyTree, ...]
 
 
 class Structures(NamedTuple):
@@ -97,10 +97,14 @@ class Acting:
             own_places=settings.own_places,
         )
         act_key, seed_key = jax.random.split(key)
-        self._key, self._seeds = act_key, [int(x) for x in jax.device_get(jax.random.bits(seed_key, (4,), jnp.uint32))]
+        self._own_key = act_key
+        self._seeds = [int(x) for x in jax.device_get(jax.random.bits(seed_key, (4,), jnp.uint32))]
         self._num_lives = self._num_calls = 0
-        self._policy: PyTree = None
-        self._table: PyTree = None  # what the policy remembers, of all workers and one more that is nobody
+        # Of each device that acts, each for every so many-th worker: the policy, and what that remembers, of all workers
+        # and one more that is nobody.
+        self._policies: tuple[PyTree, ...] = ()
+        self._tables: list[PyTree] = []
+        self._keys: list[Key] = []
         self._act = jax.jit(self._acted, donate_argnums=(1,))
         self._most = max(1, min(settings.num_workers, settings.batch_size // settings.num_envs))  # workers at once
         self._placed: Any = None  # the structure of (clipped action, action, extras)
@@ -159,16 +163,21 @@ class Acting:
 
     # --- the learner's side ------------------------------------------------------------------------------------------------
 
-    def learn_from(self, policy: PyTree) -> tuple[list[Unroll], Counted]:
-        """Acts with this policy from now on; the batch of its version. Raises what a worker raised, and TimeoutError."""
+    def learn_from(self, policies: tuple[PyTree, ...]) -> tuple[list[Unroll], Counted]:
+        """Acts with this policy from now on, on the devices where it lies; the batch of its version.
+
+        Raises what a worker raised, and TimeoutError.
+        """
         self._moved = time.monotonic()  # workers may have waited for it
         self.version += 1
-        self._inbox.put(Published(policy))
+        self._inbox.put(Published(policies))
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._ready.get(timeout=min(LOOK_S, self._settings.timeout_s))
             if self._error is not None:
                 raise self._error
+            if self._stopping:
+                raise RuntimeError("the source is closed")
             if time.monotonic() - self._moved > self._settings.timeout_s:
                 absent = sorted(set(range(self._settings.num_workers)) - self._players.keys())
                 raise TimeoutError(
@@ -241,7 +250,7 @@ class Acting:
         elif isinstance(event, Failed):
             raise RuntimeError(f"worker {event.life.worker}: {event.error.strip()}")
         elif isinstance(event, Published):
-            self._publish(event.policy)
+            self._publish(event.policies)
 
     def _player(self, life: Life) -> Player | None:
         """None where it has ended, or another has taken its place."""
@@ -255,12 +264,14 @@ class Acting:
         told = [int(seed) for seed in seeds.generate_state(self._settings.num_envs)]
         life.answer(wire.write(Kind.WELCOME, {"seeds": told}))
 
-    def _publish(self, policy: PyTree) -> None:
-        if self._table is None:
+    def _publish(self, policies: tuple[PyTree, ...]) -> None:
+        for policy in policies[len(self._tables) :]:
             num = (self._settings.num_workers + 1) * self._settings.num_envs
             (device,) = jax.tree.leaves(policy)[0].devices()
-            self._table, self._key = jax.device_put((self._algorithm.carry(num), self._key), device)
-        self._policy = policy
+            table, key = jax.device_put((self._algorithm.carry(num), self._own_key), device)
+            self._tables.append(table)
+            self._keys.append(key)
+        self._policies = policies
         self._unrolls.publish()
 
     def _step(self, player: Player, told: Told) -> None:
@@ -289,7 +300,7 @@ class Acting:
 
     def _candidates(self) -> list[Player]:
         """Whom the policy can act for, those who wait for longest first."""
-        if self._policy is None:
+        if not self._policies:
             return []
         waiting = [player for player in self._players.values() if player.waits_since is not None]
         waiting.sort(key=lambda player: player.waits_since or 0)
@@ -313,7 +324,17 @@ class Acting:
         return found if time.monotonic() - found[0].waits_since >= self._settings.batch_timeout_s else []
 
     def _answer(self, players: list[Player]) -> None:
-        size, num = self._settings.num_envs, len(players)
+        num = len(self._policies)
+        parts = [[player for player in players if player.life.worker % num == i] for i in range(num)]
+        asked = [
+            (part, self._ask(i, part)) for i, part in enumerate(parts) if part
+        ]  # all devices, before any is waited for
+        for part, (placed, before) in asked:
+            self._tell(part, placed, before)
+
+    def _ask(self, device: int, players: list[Player]) -> tuple[Any, PyTree]:
+        """What one device says for these workers, and what each remembered before."""
+        num = len(players)
         room = min(self._most, 1 << (num - 1).bit_length())  # few shapes, each of which is compiled once
         # All that there is to tell goes to the device as two arrays: there each one costs more than its bytes.
         numbers = np.full((2, room + 1), self._settings.num_workers, np.int32)
@@ -323,8 +344,13 @@ class Acting:
         messages = np.zeros((room, self._rows.num_bytes), np.uint8)
         for i, player in enumerate(players):
             messages[i] = np.frombuffer(player.told.message, np.uint8)
-        placed, before, self._table = self._act(self._policy, self._table, numbers, messages, self._key)
+        tables, key = self._tables, self._keys[device]
+        placed, before, tables[device] = self._act(self._policies[device], tables[device], numbers, messages, key)
         self._num_calls += 1
+        return placed, before
+
+    def _tell(self, players: list[Player], placed: Any, before: PyTree) -> None:
+        size = self._settings.num_envs
         leaves, self._placed = jax.tree.flatten(placed)
         clipped, action, *extras = [np.asarray(leaf) for leaf in leaves]
         memory: list[np.ndarray] | None = None
@@ -336,7 +362,7 @@ class Acting:
             player.acted, player.waits_since = (action[own], [leaf[own] for leaf in extras]), None
             player.life.answer(wire.pack(Kind.ACTIONS, player.life.count - 1, self._actions, [clipped[own]]))
         self._counted = self._counted._replace(
-            calls=self._counted.calls + 1, acted_for=self._counted.acted_for + num * size
+            calls=self._counted.calls + 1, acted_for=self._counted.acted_for + len(players) * size
         )
 
     def _acted(self, policy: Any, table: Any, numbers: Any, messages: Any, key: Key) -> Any:

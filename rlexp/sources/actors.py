@@ -25,7 +25,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import CountOrZero, Host, Seconds, Workers, schema
 from rlexp.envs.base import HostEnv
 from rlexp.sources.base import HostSource, check_even, no_feedback
-from rlexp.sources.host import Collector, Data, World, collector, saved_like
+from rlexp.sources.host import Collector, Data, World, collector, on_those_who_act, saved_like
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree
 
 LOOK_S = 1.0  # a wait looks up as often, whatever happens
@@ -110,9 +110,11 @@ class Board:
             return self._version
 
     def take(self) -> list[Done]:
-        """The next batch of each actor. Raises what an actor raised, and TimeoutError."""
+        """The next batch of each actor. Raises what an actor raised, TimeoutError, and Stopped at the end."""
         with self._changed:
             while self._error is None and not all(self._done):
+                if self._stopping:
+                    raise Stopped
                 if time.monotonic() - self._moved > self._timeout_s:
                     late = [i for i, done in enumerate(self._done) if not done]
                     raise TimeoutError(
@@ -212,9 +214,9 @@ def make(
         began = time.perf_counter()
         policy = jax.block_until_ready(policy)  # the actors go on with the one they have until this one can be used
         learnt = time.perf_counter()
-        board = board or start(data)
-        version = board.publish(tuple(jax.device_put(policy, device) for device in _acting(policy, config.num_devices)))
-        parts = board.take()
+        playing = board = board or start(data)  # close(), in another thread, may take it away meanwhile
+        version = playing.publish(on_those_who_act(policy, config.num_devices))
+        parts = playing.take()
         waited = time.perf_counter() - learnt
         lag = version - min(part.version for part in parts)
         batch = jax.tree.map(lambda *x: _side_by_side(x), *(part.batch.trajectory for part in parts))
@@ -248,6 +250,7 @@ def make(
         shapes,
         env_steps_per_update=num_envs * num_steps,
         num_devices=config.num_devices,
+        apart=True,
         exact=exact,
     )
 
@@ -261,11 +264,3 @@ def _one(x: Any) -> Mean:
     total: Any = np.float32(x)
     count: Any = np.float32(1)
     return Mean(total, count)
-
-
-def _acting(policy: PyTree, num_devices: int) -> list[Any]:
-    """The device that the policy lies on, and those after it."""
-    (device,) = jax.tree.leaves(policy)[0].devices()
-    local = jax.local_devices(backend=device.platform)
-    begin = local.index(device)
-    return local[begin : begin + max(1, num_devices)]

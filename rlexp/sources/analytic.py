@@ -48,6 +48,11 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
             f"algo.source.module: rlexp.sources.analytic differentiates by actions, and those of {env.spec.name} are choices; "
             "expected an environment with continuous ones"
         )
+    if env.batch is not None and not env.batch.differentiates:
+        raise ConfigError(
+            "env.resets: auto decides in a loop how many resets a step makes, and source=analytic cannot differentiate through it; "
+            "expected null or a number"
+        )
     shape = env.spec.action.shape
 
     # The rollout's own carry has the number of the step beside it, and the policy what is added to the actions of each.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from rlexp.config import ConfigError, load_module, nearest_divisor
 from rlexp.envs.base import Env, HostEnv
+from rlexp.replay.rate_limiter import Limits
 from rlexp.types import Batch, Key, Metrics, PyTree
 
 Data = Any
@@ -53,6 +54,15 @@ class Source(NamedTuple):
     finish: Callable[[Batch], Batch] = lambda batch: batch  # what is to be done with the batch of all shards
 
 
+class Apart(NamedTuple):
+    """How far inserts into a memory and samples of it may run apart, over all shards."""
+
+    limits: Limits
+    num_inserts: int  # items of a batch
+    num_samples: int  # of the updates of a call
+    timeout_s: float  # for which samples wait at most
+
+
 class Memory(NamedTuple):
     """What remembers the batches of another source, of one shard each, and gives samples of them; always compiled.
 
@@ -62,6 +72,7 @@ class Memory(NamedTuple):
     add: Callable[[Data, Batch], Data]  # (data, batch [1, T+1, b, ...])
     source: Source  # over what was added: init is empty, next draws and steps nothing
     num_prefills: int  # batches that are added before the first sample is drawn
+    apart: Apart | None = None  # None: they take turns, one batch comes and samples are drawn
 
 
 class HostSource(NamedTuple):
@@ -92,6 +103,7 @@ class HostSource(NamedTuple):
     # The same source with every environment at its own place in all batches, so that one batch goes on where the one before ended.
     # None: so it is anyway.
     in_places: Callable[[], "HostSource"] | None = None
+    apart: bool = False  # next may be called by a thread of its own, beside the learner's; close() ends it there
     exact: bool = False  # Data has the environments' own state too, so that a resumed run is the undisturbed one
     memory: Memory | None = None  # what batches go into, and samples come from; None: they are learnt from as they are
 

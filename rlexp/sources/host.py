@@ -203,6 +203,14 @@ def saved_like(env: HostEnv, algorithm: Algorithm, num_envs: int) -> Saved | tup
     return Saved(jax.ShapeDtypeStruct((), np.bool_), jax.tree.map(of_all, env.state), timestep, carry, each, each)
 
 
+def on_those_who_act(policy: PyTree, num_devices: int) -> tuple[PyTree, ...]:
+    """The policy on the device where it lies, and on those after it."""
+    (device,) = jax.tree.leaves(policy)[0].devices()
+    local = jax.local_devices(backend=device.platform)
+    begin = local.index(device)
+    return tuple(jax.device_put(policy, to) for to in local[begin : begin + max(1, num_devices)])
+
+
 def make(
     config: Config, *, env: HostEnv, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
 ) -> HostSource:

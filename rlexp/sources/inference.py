@@ -29,7 +29,7 @@ from rlexp.config import Bytes, ConfigError, Count, CountOrZero, Host, NonNegati
 from rlexp.envs.base import HostEnv
 from rlexp.sources.acting import Acting, Settings, rows_of
 from rlexp.sources.base import HostSource, check_even, no_feedback
-from rlexp.sources.host import Data, collector
+from rlexp.sources.host import Data, collector, on_those_who_act
 from rlexp.sources.unrolls import Unroll, side_by_side
 from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
 from rlexp.workers import address
@@ -49,6 +49,8 @@ class Config:
     """Environments that the policy acts for at once, at most; null: all."""
     inference_wait_ms: Host[NonNegative]
     """The longest that a batch waits for more, once there is one to act for."""
+    num_devices: Host[CountOrZero] = 0
+    """Devices that act and do not learn, from behind those of hardware.mesh; 0: the first one that learns acts too."""
     start: Host[Literal["processes", "slurm", "none"]]
     """How workers are started: as processes of this machine, as jobs of Slurm's; none: by you, with `python -m rlexp.workers`."""
     slurm: Host[dict[str, Any]]
@@ -153,9 +155,10 @@ def make(
                 timeout_s=float(config.timeout_s),
             )
             acting = Acting(settings, env, algorithm, key=own, place=place)
-        unrolls, counted = acting.learn_from(policy)
+        playing = acting  # close(), in another thread, may take it away meanwhile
+        unrolls, counted = playing.learn_from(on_those_who_act(policy, config.num_devices))
         waited = time.perf_counter() - learnt
-        lag = acting.version - min(unroll.version for unroll in unrolls)
+        lag = playing.version - min(unroll.version for unroll in unrolls)
         rows: Any  # arrays are NumPy's here
         rows, memory = side_by_side(unrolls, num_steps)
         trajectory = Trajectory(
@@ -165,10 +168,10 @@ def make(
             reward=rows.reward,
             discount=rows.discount,
             valid=rows.valid,
-            extras=jax.tree.unflatten(acting.structures.extras, rows.extras),
+            extras=jax.tree.unflatten(playing.structures.extras, rows.extras),
         )
         weight: Any = np.ones((num_envs,), np.float32)
-        whole_batch = Batch(trajectory, weight, memory=jax.tree.unflatten(acting.structures.memory, memory))
+        whole_batch = Batch(trajectory, weight, memory=jax.tree.unflatten(playing.structures.memory, memory))
         num_valid: Any = np.uint32(rows.valid.sum())
         num_rows: Any = np.uint32(num_envs * num_steps)
         metrics = _summed(unrolls, env.info) | {
@@ -194,9 +197,11 @@ def make(
         close,
         shapes,
         env_steps_per_update=num_envs * num_steps,
+        num_devices=config.num_devices,
         in_places=lambda: make(config, env=env, algorithm=algorithm, own_places=True, **sizes),
         check=check,
         at=at,
+        apart=True,
     )
 
 

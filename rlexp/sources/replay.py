@@ -1,7 +1,8 @@
 """Replay: steps environments with the current policy, remembers, and learns from samples of the memory.
 
 Who steps is another source, `inner`: by default compiled environments, in the same program. Where it is one of the host, its
-batches come into the memory on the devices. As many samples are drawn for each insert, whoever steps.
+batches come into the memory on the devices. As many samples are drawn for each insert, whoever steps; with `error_buffer` the
+two run apart, as `rlexp.sources.apart` says.
 
 Each call adds one rollout and draws `num_updates` batches of windows, with replacement, from all that it holds, the newest
 rows included. A window is a piece of one environment's true history:
@@ -32,16 +33,16 @@ import jax
 import jax.numpy as jnp
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Part, Positive, Seconds, schema
 from rlexp.envs.base import Env, HostEnv
+from rlexp.replay import columns, selectors, sums, table
 from rlexp.replay import ring as rings
-from rlexp.replay import selectors, sums, table
 from rlexp.replay.ring import Ring
 from rlexp.replay.selectors import Draws
 from rlexp.replay.sums import Sums
 from rlexp.replay.table import Table
-from rlexp.sources import rollout
-from rlexp.sources.base import HostSource, Memory, Place, Source, no_feedback
+from rlexp.sources import apart, rollout
+from rlexp.sources.base import Apart, HostSource, Memory, Place, Source, no_feedback
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Trajectory
 
 _MOST_ROWS = 2**30  # of a shard: rows are counted in int32
@@ -83,6 +84,15 @@ class Config:
     """Which transitions are drawn: all alike, or in proportion to what the algorithm found them worth."""
     storage: Literal["device", "host"] = "device"
     """Where the rows lie: in the device's memory, or in the host's, from which the drawn ones alone come to the device."""
+    error_buffer: Positive | None = None
+    """Samples that inserts and samples may run apart, of source=actors and source=inference; null: they take turns."""
+    samples_per_insert: Positive | None = None
+    """Of error_buffer: samples drawn for each item, which is a transition, or with a network that remembers a rollout's beginning.
+    null: as many as if they took turns, by num_updates, batch_size, and the size of a rollout."""
+    min_size: Count | None = None
+    """Of error_buffer: items before the first sample is drawn. null: those of prefill_env_steps, which it stands for."""
+    limiter_timeout_s: Host[Seconds] = 600
+    """Of error_buffer: the run ends with an error when samples had to wait for inserts for so long."""
     hp: Hp = Hp()
     inner: Part | None = None
     """The source that steps the environments, a node with `module:`. null: rollout. source=host and others fill it."""
@@ -134,23 +144,33 @@ def make(
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
     if isinstance(inner, HostSource):
         return _beside(inner, config, algorithm=algorithm, **sizes | {"num_envs": num_envs // num_shards})
+    apart.refuse(config)
     if inner is None:
         assert isinstance(env, Env)
         inner = rollout.make(rollout.Config(module=rollout.__name__), env=env, algorithm=algorithm, **sizes)
     return _stepping(inner, config, algorithm=algorithm, **sizes)
 
 
-def _beside(steps: HostSource, config: Config, *, num_shards: int, **sizes: Any) -> HostSource:
+def _beside(
+    steps: HostSource, config: Config, *, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
+) -> HostSource:
     """Steps on the host; the memory is compiled with the learning, and samples are drawn when a batch has come into it."""
 
     def shapes(policy: Any) -> Batch:
         return _of_one_shard(steps.shapes(policy)[1], num_shards)
 
     steps = steps.in_places() if steps.in_places else steps
-    memory = _memory(config, shapes, num_shards=num_shards, **sizes)
+    of_batch = steps.env_steps_per_update
+    if not steps.apart:
+        apart.refuse(config)
+    stride, num_samples = _stride(algorithm, num_envs, num_steps), _asked(config)[0] * config.batch_size
+    config, limited, of_update = apart.limited(config, stride=stride, of_batch=of_batch, num_samples=num_samples)
+    sizes: Any = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
+    memory = _memory(config, shapes, algorithm=algorithm, limited=limited, of_update=of_update, **sizes)
     return steps._replace(
         memory=memory,
-        prefill_env_steps=memory.num_prefills * steps.env_steps_per_update,
+        env_steps_per_update=of_update,
+        prefill_env_steps=memory.num_prefills * of_batch,
         refill=lambda key, policy, num_calls: steps.init(key, policy),
     )
 
@@ -208,17 +228,25 @@ def _memory(
     num_envs: int,
     num_steps: int,
     num_shards: int,
+    limited: Apart | None = None,
+    of_update: int | None = None,
 ) -> Memory:
-    """Of one shard. `shapes` says, from the policy, what the batches look like that come into it."""
-    capacity, num_prefills = _check(config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards)
+    """Of one shard. `shapes` says, from the policy, what the batches look like that come into it.
+
+    Args:
+      of_update: environment steps of an update, of all shards; None: those of a rollout.
+    """
+    capacity, num_prefills = _check(
+        config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards, in_turns=limited is None
+    )
     num_updates, num_transitions = _asked(config)
     shape = (num_updates, config.batch_size // num_shards)
     length = num_transitions + 1  # the last row supplies the observation after the last transition
     weighted, hp = config.selector == "prioritised", config.hp
     memory_of = jax.eval_shape(lambda: algorithm.carry(num_envs))
     remembers = bool(jax.tree.leaves(memory_of))
-    stride = num_steps if remembers else 1  # from one row that a window may start with to the next
-    per_call = num_envs * num_steps * num_shards  # environment steps
+    stride = _stride(algorithm, num_envs, num_steps)
+    per_call = of_update or num_envs * num_steps * num_shards  # environment steps
 
     def init(key: Key, policy: Any) -> Data:
         structs = jax.eval_shape(_rows, shapes(policy))
@@ -237,9 +265,7 @@ def _memory(
             starts = at.item // num_envs % stride == 0 if remembers else ring.table.columns.valid[at.item]
             ring = rings.weigh(ring, at, starts.astype(jnp.float32) * data.priorities.highest)
         where = data.ring.head // num_steps * num_envs
-        memory = jax.tree.map(
-            lambda kept, new: jax.lax.dynamic_update_slice_in_dim(kept, new[0], where, 0), data.memory, batch.memory
-        )
+        memory = columns.write(data.memory, jax.tree.map(lambda new: new[0], batch.memory), where)
         return data._replace(ring=ring, memory=memory)
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
@@ -283,7 +309,13 @@ def _memory(
     if config.storage == "host":
         made = made._replace(places=_PLACES)
     again = lambda key, policy, num_calls: _called(init(key, policy), num_calls)  # noqa: E731
-    return Memory(add, made._replace(refill=again), num_prefills)
+    return Memory(add, made._replace(refill=again), num_prefills, limited)
+
+
+def _stride(algorithm: Algorithm, num_envs: int, num_steps: int) -> int:
+    """From one row that a window may start with to the next."""
+    remembers = jax.tree.leaves(jax.eval_shape(lambda: algorithm.carry(num_envs)))
+    return num_steps if remembers else 1
 
 
 def _called(data: Data, num_calls: Any) -> Data:
@@ -329,7 +361,7 @@ def _asked(config: Config) -> tuple[int, int]:
     return config.num_updates, config.sequence_length
 
 
-def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int) -> tuple[int, int]:
+def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int, in_turns: bool) -> tuple[int, int]:
     """Rows of the ring, and rollouts that fill it before the first update."""
     per_rollout, (_, num_transitions) = num_envs * num_shards * num_steps, _asked(config)
     if config.capacity % per_rollout:
@@ -359,9 +391,10 @@ def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int) ->
             f"it needs {needed * per_rollout}"
         )
     num_prefills = -(-config.prefill_env_steps // per_rollout)
-    if num_prefills + 1 < needed:
+    fewest = needed - in_turns  # in turns one more comes before the first sample
+    if num_prefills < fewest:
         raise ConfigError(
             f"algo.source.prefill_env_steps: {config.prefill_env_steps} is too little for a first sequence of "
-            f"{num_transitions} transitions; it needs {(needed - 1) * per_rollout}"
+            f"{num_transitions} transitions; it needs {fewest * per_rollout}"
         )
     return config.capacity // (num_envs * num_shards), num_prefills

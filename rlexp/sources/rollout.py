@@ -9,6 +9,7 @@ import numpy as np
 from rlexp.algos.base import Algorithm
 from rlexp.config import Host, schema
 from rlexp.envs.base import Env, batched
+from rlexp.ops import slopes
 from rlexp.sources.base import Source, no_feedback
 from rlexp.types import AGENT_STEPS, Batch, Continuous, EnvSpec, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
 
@@ -97,4 +98,4 @@ def clip_action(spec: EnvSpec, action: jax.Array) -> jax.Array:
     if not isinstance(spec.action, Continuous):
         return action
     low, high = (x if np.ndim(x) == 0 else jnp.asarray(x, jnp.float32) for x in (spec.action.low, spec.action.high))
-    return jnp.clip(action, low, high)
+    return slopes.clip(action, low, high)

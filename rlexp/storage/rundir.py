@@ -174,7 +174,7 @@ def check_place(run_dir: Path) -> None:
         raise ConfigError(f"hydra.run.dir: {str(run_dir)!r} holds a sweep; expected a directory of its own for a run")
     for path in (real := Path(os.path.realpath(run_dir)), *real.parents):
         of_run = path.name in ("checkpoints", "wandb", ".hydra") and is_run(path.parent)
-        of_sweep = path.name in ("packs", "workers", "slurm") and (path.parent / "sweep.sqlite").exists()
+        of_sweep = path.name in ("packs", "workers", "slurm", "leaderboard") and (path.parent / "sweep.sqlite").exists()
         if of_run or of_sweep:
             raise ConfigError(
                 f"hydra.run.dir: {str(run_dir)!r} is within {path.name!r} of {str(path.parent)!r}, which is that one's alone"

@@ -1,7 +1,8 @@
 """`python -m rlexp.sweep VERB DIR`: looks at a sweep, goes on with it, or ends it.
 
-  status   its jobs    report   curves and tables as HTML and CSV    sync     upload W&B runs that were offline
-  resume   go on       retry    go on, and try what failed again     cancel   end it; what trains saves first
+  status   its jobs    report     curves and tables as HTML and CSV    dashboard  the same as a report and a workspace of W&B
+  resume   go on       retry      go on, and try what failed again     cancel     end it; what trains saves first
+  sync     upload W&B runs that were offline
 
 Exit codes: resume and retry those of the sweep; the others 0; 2 bad input.
 """
@@ -28,7 +29,7 @@ from rlexp import endings, tables
 from rlexp.compose import is_ours
 from rlexp.config import ConfigError, load_module
 from rlexp.storage import rundir, store
-from rlexp.sweep import worker
+from rlexp.sweep import leaderboard, worker
 from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, Manifest
 from rlexp.sweep.supervise import BUDGETS
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = endings.Parser(
         prog="python -m rlexp.sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("status", "report", "resume", "retry", "sync", "cancel"))
+    parser.add_argument("what", choices=("status", "report", "dashboard", "resume", "retry", "sync", "cancel"))
     parser.add_argument("directory", type=Path, help="a sweep's directory, such as multirun/<date>/<time>-<id>")
     chosen = parser.parse_args(arguments)
     directory = chosen.directory.absolute()
@@ -57,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
             _print(manifest)
         elif chosen.what == "report":
             return _report(directory)
+        elif chosen.what == "dashboard":
+            return _dashboard(directory)
         elif chosen.what == "sync":
             return _sync(manifest, directory)
         else:
@@ -154,6 +157,15 @@ def _report(directory: Path) -> int:
     return 0
 
 
+def _dashboard(directory: Path) -> int:
+    from rlexp.sweep import dashboard
+
+    if url := store.url_of(directory):
+        store.pull(url, directory)
+    print(*dashboard.save(directory), sep="\n")
+    return 0
+
+
 def _print(manifest: Manifest) -> None:
     jobs = manifest.jobs()
     rows = []
@@ -164,7 +176,9 @@ def _print(manifest: Manifest) -> None:
         )
     tables.show(("job", "status", "attempts", "objective", "overrides", "error"), rows, width=200)
     counts = Counter(job.status for job in jobs)
-    print(", ".join(f"{n} {status}" for status, n in counts.items()))
+    print(
+        ", ".join(f"{n} {status}" for status, n in counts.items()), *leaderboard.lines(manifest.path.parent), sep="\n"
+    )
 
 
 if __name__ == "__main__":

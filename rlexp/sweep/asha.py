@@ -10,7 +10,7 @@ from typing import Any
 
 from rlexp.config import Count, CountOrZero, Few, Host, Jobs, Steps, schema
 from rlexp.sources.base import is_host, stepping
-from rlexp.sweep import rungs
+from rlexp.sweep import rungs, traced
 from rlexp.sweep.rungs import Rungs
 from rlexp.sweep.space import Space, draw, read
 from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
@@ -62,7 +62,7 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
                 search.over(range(first + i * size, first + (i + 1) * size), part)
             done, first = done + size, first + size * len(searches)
         for search, job in _each(searches, sweep):
-            print("\n".join(search.best(_whose(sweep.grid, job))), flush=True)
+            print("\n".join(search.best(traced.whose(sweep.grid, job))), flush=True)
 
     return Sweeper(space, batches(), grid=[[]])
 
@@ -105,9 +105,3 @@ class Search:
 
 def _each(searches: Sequence[Search], sweep: Sweep) -> list[tuple[Search, Sequence[str]]]:
     return list(zip(searches, sweep.grid, strict=True))
-
-
-def _whose(grid: Sequence[Sequence[str]], job: Sequence[str]) -> str:
-    everywhere = set(grid[0]).intersection(*grid)
-    own = [override for override in job if override not in everywhere]
-    return f" of {' '.join(own)}" if own else ""

@@ -92,7 +92,7 @@ def lineage(population: Population) -> go.Figure:
     told = [f"job {names[s.member]}, generation {s.generation}: {s.objective:.4g}" for s in ends]
     dots = go.Scatter(
         x=[s.end for s in ends],
-        y=[s.member for s in ends],
+        y=[population.lane(s.member) for s in ends],
         mode="markers",
         marker={"size": 6, "color": [s.objective for s in ends], "colorscale": _WORSE_TO_BETTER},
         customdata=told,
@@ -102,19 +102,21 @@ def lineage(population: Population) -> go.Figure:
     leading = _leading(population)
     figure = go.Figure(
         [
-            go.Scatter(**_lines(drawn), line={"color": "#c3cfe2", "width": 1.2}),
-            go.Scatter(**_lines(drawn, copied=True), line={"color": _MUTED, "width": 1}),
-            go.Scatter(**_lines(leading), line={"color": _COLORS[1], "width": 3}),
-            go.Scatter(**_lines(leading, copied=True), line={"color": _COLORS[1], "width": 3}),
+            go.Scatter(**_lines(population, drawn), line={"color": "#c3cfe2", "width": 1.2}),
+            go.Scatter(**_lines(population, drawn, copied=True), line={"color": _MUTED, "width": 1}),
+            go.Scatter(**_lines(population, leading), line={"color": _COLORS[1], "width": 3}),
+            go.Scatter(**_lines(population, leading, copied=True), line={"color": _COLORS[1], "width": 3}),
             dots,
         ]
     )
-    _lay_out(figure, height=120 + 14 * min(len(names), MAX_MEMBERS))
+    lanes = {population.lane(member): name for member, name in names.items() if member == population.lane(member)}
+    _lay_out(figure, height=120 + 14 * min(len(lanes), MAX_MEMBERS))
     last = max(s.end for s in drawn)
     figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0, range=[0, 1.02 * last])
-    every = math.ceil(len(names) / 32)
-    shown = sorted(names)[::every]
-    figure.update_yaxes(title_text="job", tickvals=shown, ticktext=[names[i] for i in shown], showgrid=False)
+    every = max(1, math.ceil(len(lanes) / 32))
+    shown = sorted(lanes)[::every]
+    title = "job" if population.pods is None else "first job"
+    figure.update_yaxes(title_text=title, tickvals=shown, ticktext=[lanes[i] for i in shown], showgrid=False)
     return figure
 
 
@@ -147,10 +149,12 @@ def _leading(population: Population) -> list[Stretch]:
 def _drawn(population: Population) -> list[Stretch]:
     """All; of a large population the first members, and what led to the best."""
     line = {(s.generation, s.member) for s in _leading(population)}
-    return [s for at, s in sorted(population.stretches.items()) if s.member < MAX_MEMBERS or at in line]
+    return [
+        s for at, s in sorted(population.stretches.items()) if population.lane(s.member) < MAX_MEMBERS or at in line
+    ]
 
 
-def _lines(drawn: Sequence[Stretch], *, copied: bool = False) -> dict[str, Any]:
+def _lines(population: Population, drawn: Sequence[Stretch], *, copied: bool = False) -> dict[str, Any]:
     """Each stretch along its member; or the way from parents to those that began as their copies: aslant, or all would be one."""
     x: list[float | None] = []
     y: list[int | None] = []
@@ -159,10 +163,10 @@ def _lines(drawn: Sequence[Stretch], *, copied: bool = False) -> dict[str, Any]:
         there = s.begin + (s.end - s.begin) / 3 * is_copy
         if not copied:
             x += [there, s.end, None]
-            y += [s.member, s.member, None]
+            y += [population.lane(s.member)] * 2 + [None]
         elif is_copy:
             x += [s.begin, there, None]
-            y += [s.parent, s.member, None]
+            y += [population.lane(s.parent), population.lane(s.member), None]
     return {"x": x, "y": y, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
 
 

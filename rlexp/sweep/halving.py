@@ -7,14 +7,14 @@ All choices are made on the host, by the returns alone: a killed pack makes the 
 wherever it trains. No state is kept but the bracket of each member, which stands in the checkpoint.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Steps, Text, schema
+from rlexp.config import Count, CountOrZero, Flag, Number, Steps, Text, schema
 from rlexp.experiment import Experiment
+from rlexp.sweep import stretches
 from rlexp.training.between import Between, Leave, Moment
 
 BRACKET = "halving/bracket"
@@ -128,27 +128,11 @@ def _check(config: Config, experiment: Experiment) -> None:
     """Rungs are at evaluations, and apart from each other."""
     if experiment.config.resume is not None or experiment.config.run != "train":
         return
-    every, update, first = experiment.config.eval.every_env_steps, experiment.env_steps_per_update, config.rungs[0]
-    if every is None:
-        raise ConfigError(
-            "eval.every_env_steps: null is not allowed with sweeper=asha or sweeper.pruner, which need evaluations while it trains"
-        )
-    if first < update:
-        raise ConfigError(
-            f"sweeper.min_steps: {first} is not allowed; expected at least {update}, the environment steps of an update"
-        )
-    if first % every:
-        raise ConfigError(
-            f"sweeper.min_steps: {first} is not allowed; expected a multiple of eval.every_env_steps {every}, since returns are "
-            f"compared; the nearest is {max(1, math.floor(first / every + 0.5)) * every}"
-        )
-    if first <= experiment.prefill_env_steps:
-        raise ConfigError(
-            f"sweeper.min_steps: {first} is not allowed; expected more than the {experiment.prefill_env_steps} environment steps "
-            "that fill the memory before anything is learnt"
-        )
-    if first >= experiment.total_env_steps:
-        raise ConfigError(
-            f"sweeper.min_steps: {first} is not allowed; expected less than total_env_steps {experiment.total_env_steps}, or "
-            "nothing is ever pruned"
-        )
+    stretches.check(
+        experiment,
+        "sweeper.min_steps",
+        config.rungs[0],
+        with_whom="sweeper=asha or sweeper.pruner, which need",
+        since="returns are compared",
+        otherwise="nothing is ever pruned",
+    )

@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlexp.sweep.compositions import Compositions
 from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, fingerprint, grouped, name, without_launcher
+from rlexp.sweep.trials import Prepare
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
@@ -27,50 +28,86 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) ->
     Raises:
       ConfigError: something is wrong with a job; none has been started.
     """
+    return _in_its_group(launcher, lambda sweep_dir, group: _launch(launcher, job_overrides, first, sweep_dir, group))
+
+
+def roll(launcher: Any, packs: Callable[[Prepare[list[Job]]], list[list[Job]]]) -> list[JobReturn]:
+    """The same where jobs come as slots of the launcher become free. At first `packs` gives all that are known already.
+
+    Raises:
+      ConfigError: something is wrong with a job; none of its pack has been started.
+    """
+    return _in_its_group(launcher, lambda sweep_dir, group: _launch(launcher, [], 0, sweep_dir, group, packs))
+
+
+def _in_its_group(launcher: Any, run: Callable[[Path, str], list[JobReturn]]) -> list[JobReturn]:
     setup_globals()
     config = launcher.config
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     sweep_dir = Path(str(config.hydra.sweep.dir)).absolute()
     sweep_dir.mkdir(parents=True, exist_ok=True)
     with named_group(launcher, sweep_dir) as group:
-        return _launch(launcher, job_overrides, first, sweep_dir, group)
+        return run(sweep_dir, group)
 
 
 def _launch(
-    launcher: Any, job_overrides: Sequence[Sequence[str]], first: int, sweep_dir: Path, group: str
+    launcher: Any,
+    job_overrides: Sequence[Sequence[str]],
+    first: int,
+    sweep_dir: Path,
+    group: str,
+    rolling: Callable[[Prepare[list[Job]]], list[list[Job]]] | None = None,
 ) -> list[JobReturn]:
     config = launcher.config
     compositions = Compositions(launcher.hydra_context.config_loader, config)
 
-    def compose_job(number: int) -> DictConfig:
-        return _compose(compositions, job_overrides[number - first], number)
+    given = dict(enumerate(job_overrides, first))
 
-    numbers = range(first, first + len(job_overrides))
+    def compose_job(number: int) -> DictConfig:
+        return _compose(compositions, given[number], number)
+
     if launcher.pack == "off" or "launcher" not in config:  # as Hydra's own launcher, and for any application
-        composed = [compose_job(number) for number in numbers]
+        composed = [compose_job(number) for number in given]
         if "launcher" in config:
             directories = {one.hydra.job.num: _directory(one) for one in composed}
             places.check_apart(directories, sweep_dir)
             places.check_free(directories.values())
         return [_run_job(launcher, one, launcher.task_function) for one in composed]
     # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
-    jobs = [_job(compose_job(number), job_overrides[number - first]) for number in numbers]
-    settings, module = jobs[0].config.launcher, load_module(jobs[0].modules["launcher"], "launcher")
-    # `make` refuses before anything is made.
-    elsewhere, train = module.elsewhere(settings), launcher.made(module, settings)
-    groups = _packs(jobs, sweep_dir)
-    _check(groups, elsewhere=elsewhere)
-    places.check(jobs, sweep_dir)
-    if store.is_url(root := jobs[0].config.output_root) and not (sweep_dir / NAME).exists():
-        store.attach(sweep_dir, store.place(root, sweep_dir))
+    jobs, known = list[Job](), dict[int, Entry]()
+
+    def trains(pack: Sequence[Job]) -> bool:
+        """Such packs are the launcher's. Plans are made here, since one table compares them."""
+        lead = pack[0]
+        elsewhere = load_module(lead.modules["launcher"], "launcher").elsewhere(lead.config.launcher)
+        return lead.config.run == "train" or (elsewhere and lead.config.run != "plan")
+
+    def prepare(fresh: Mapping[int, Sequence[str]], per_pack: int) -> list[list[Job]]:
+        given.update(fresh)
+        made = [_job(compose_job(number), overrides) for number, overrides in fresh.items()]
+        settings, module = made[0].config.launcher, load_module(made[0].modules["launcher"], "launcher")
+        # `make` refuses before anything is made.
+        elsewhere, _ = module.elsewhere(settings), launcher.made(module, settings)
+        groups = [pack for i in range(0, len(made), per_pack) for pack in _packs(made[i : i + per_pack], sweep_dir)]
+        # One by one they may be thousands: those that are over were checked when they began.
+        over = set() if rolling is None else _over(sweep_dir)
+        _check([pack for pack in groups if any(job.number not in over for job in pack)], elsewhere=elsewhere)
+        places.check(made, sweep_dir)
+        if store.is_url(root := made[0].config.output_root) and not (sweep_dir / NAME).exists():
+            store.attach(sweep_dir, store.place(root, sweep_dir))
+        manifest = Manifest(sweep_dir)
+        manifest.own()
+        for job in made:
+            where = os.path.relpath(job.dir, sweep_dir)
+            known[job.number] = manifest.add(job.number, job.overrides, where, fingerprint=fingerprint(job))
+        packed = {job.number: name(pack) for pack in groups if len(pack) > 1 and trains(pack) for job in pack}
+        manifest.settle({number: {"pack": pack} for number, pack in packed.items() if known[number].pack != pack})
+        jobs.extend(made)
+        return groups
+
+    groups = prepare(given, len(given)) if rolling is None else rolling(prepare)
+    train = launcher.made(load_module(jobs[0].modules["launcher"], "launcher"), jobs[0].config.launcher)
     manifest = Manifest(sweep_dir)
-    manifest.own()
-    known = {
-        job.number: manifest.add(
-            job.number, job.overrides, os.path.relpath(job.dir, sweep_dir), fingerprint=fingerprint(job)
-        )
-        for job in jobs
-    }
     manifest.remember("command", sys.argv[1:])
     manifest.remember("cwd", os.getcwd())
     manifest.remember("wandb_group", group)
@@ -78,12 +115,13 @@ def _launch(
     if first == 0:
         print(f"the sweep is in {sweep_dir}", flush=True)
     over = {number for number, entry in known.items() if entry.status in OVER}  # what is over is not done again
-    # Packs that train are the launcher's. Plans are made here, since one table compares them.
-    given = [g for g in groups if g[0].config.run == "train" or (elsewhere and g[0].config.run != "plan")]
-    packed = {job.number: name(group) for group in given if len(group) > 1 for job in group}
-    manifest.settle({number: {"pack": pack} for number, pack in packed.items() if known[number].pack != pack})
-    train(given, over, sweep_dir, manifest)
-    over |= {job.number for group in given for job in group}
+    trained = [pack for pack in groups if trains(pack)]
+    if rolling is None:
+        train(trained, over, sweep_dir, manifest)
+        over |= {job.number for group in trained for job in group}
+    else:
+        train(trained, over, sweep_dir, manifest, more=lambda: rolling(prepare))
+        over |= known.keys()
 
     def run(job: Job, task: Callable[[DictConfig], Any]) -> JobReturn:
         returned = _run_job(launcher, compose_job(job.number), task)
@@ -133,6 +171,11 @@ def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_mani
         _check(_packs(made[i : i + size], sweep_dir), elsewhere=module.elsewhere(made[0].config.launcher))
 
 
+def _over(sweep_dir: Path) -> set[int]:
+    known = Manifest(sweep_dir).jobs() if (sweep_dir / NAME).exists() else []
+    return {entry.number for entry in known if entry.status in OVER}
+
+
 def _packs(jobs: Sequence[Job], sweep_dir: Path) -> list[list[Job]]:
     settings = jobs[0].config.launcher
     before = {entry.number: entry.pack for entry in Manifest(sweep_dir).jobs()} if (sweep_dir / NAME).exists() else {}
@@ -163,7 +206,7 @@ def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
     """Builds one job of each pack, which differ in numbers only. Raises ConfigError."""
     from rlexp import session
 
-    most = max(len(group) for group in groups)
+    most = max(map(len, groups), default=0)
     for group in groups:
         lead, size = group[0], len(group)
         session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most, pack=size)

@@ -16,13 +16,12 @@ from rlexp import compose, hints, hydra_internals
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
 from rlexp.storage import rundir
 from rlexp.sweep import hydra_jobs, places
-from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
-from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import OPEN, Batches, Open, Result, Sweep, Sweeper, Trial
+from rlexp.sweep.trials import Draws, Slots, best, head, mean, objective
 
 _LINE = "multirun.yaml"  # what Hydra composed of the command line, as its own sweeper leaves it
-_MISSES = 40  # so many draws in a row may be no valid runs
 
 
 def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[Sequence[JobReturn]]:
@@ -121,9 +120,37 @@ def _sweep(
         OmegaConf.save(plugin.config, directory / _LINE)
     except OSError as error:
         raise ConfigError(f"hydra.sweep.dir: cannot write to {str(directory)!r}: {error.strerror}") from error
-    done: list[tuple[Trial, float | None]] = []
-    verdicts: dict[Trial, str | None] = {}  # why a trial is no valid run; None: it is one
-    fitting = misses = 0  # valid ones in this batch; draws since the last of them
+    draws = Draws(lambda trial: _why_not(plugin, [[*job, *trial] for job in grid]))
+    if sweeper.rolling is not None:
+        slots = Slots(sweeper.rolling, sweeper.per_slot, grid, directory, draws)
+        returned.append(plugin.launcher.roll(slots.packs))
+        done = slots.results()
+    else:
+        done = _in_batches(plugin, sweeper, grid, directory, draws, has_manifest, returned)
+    if sweeper.space and any(result is OPEN for _, result in done):  # stopped
+        print(f"stopped; go on with: python -m rlexp.sweep resume {plugin.config.hydra.sweep.dir}", flush=True)
+    if sweeper.space and not has_grid:
+        print("\n".join(best(done, len(grid))), flush=True)
+    if has_manifest:
+        entries = Manifest(directory).jobs()
+        known = any(entry.objective is not None for entry in entries)
+        print(*hints.after_sweep(directory, [entry.status for entry in entries], results=known), sep="\n", flush=True)
+    for one in itertools.chain(*returned):
+        _ = one.return_value  # raises what the job raised
+
+
+def _in_batches(
+    plugin: Any,
+    sweeper: Sweeper,
+    grid: Sequence[Sequence[str]],
+    directory: Path,
+    draws: Draws,
+    has_manifest: bool,
+    returned: list[Sequence[JobReturn]],
+) -> list[tuple[Trial, Result | Open]]:
+    """What came of the trials. Fills `returned`."""
+    assert sweeper.batches is not None
+    done: list[tuple[Trial, Result | Open]] = []
     trials = next(sweeper.batches)
     while trials:
         hydra_internals.check_number(len(trials) * len(grid))
@@ -131,8 +158,8 @@ def _sweep(
         first = len(done) * len(grid)
         if not sweeper.space and "launcher" in plugin.config:
             _check_batches(plugin, jobs, has_manifest=has_manifest)
-        if sweeper.space and not has_grid and fitting == misses == 0:
-            print(_head(done, len(trials)), flush=True)
+        if sweeper.space and sweeper.grid is None and draws.are_new:
+            print(head(done, len(trials)), flush=True)
         try:
             for i in range(0, len(jobs), size := plugin.max_batch_size or len(jobs)):
                 returned.append(plugin.launcher.launch(jobs[i : i + size], initial_job_idx=first + i))
@@ -141,37 +168,21 @@ def _sweep(
             # unless trials differ in nothing that can make a run invalid.
             if not sweeper.space or not sweeper.redraws:
                 raise
-            verdicts |= {t: _why_not(plugin, [[*job, *t] for job in grid]) for t in trials if t not in verdicts}
-            refused = {t: Refused(why) for t in trials if (why := verdicts[t])}
+            refused = draws.refused(trials)
             if not refused:
                 raise
-            left = sum(t not in refused for t in trials)
-            fitting, misses = left, 0 if left > fitting else misses + len(trials) - left
-            lines = [f"{' '.join(shown(t))}: {refusal.why}" for t, refusal in refused.items()]
-            if misses >= _MISSES:
-                raise ConfigError(f"sweeper.space: hardly a draw is a valid run; {lines[0]}") from None
-            print("\n".join(f"drawn anew: {line}" for line in lines), flush=True)
             trials = _send(sweeper.batches, [refused.get(t) for t in trials])
             continue
-        fitting = misses = 0
+        draws.fit()
         if not has_manifest:
             break  # of one batch, of which nobody wants the results
         objectives = _objectives(Manifest(directory), range(first, first + len(jobs)))
         if objectives is None:  # stopped: what comes next would not be what it would have been
-            if sweeper.space:
-                print(f"stopped; go on with: python -m rlexp.sweep resume {plugin.config.hydra.sweep.dir}", flush=True)
-            break
-        results = [_mean(objectives[i : i + len(grid)]) for i in range(0, len(jobs), len(grid))]
+            return [*done, *((trial, OPEN) for trial in trials)]
+        results = [mean(objectives[i : i + len(grid)]) for i in range(0, len(jobs), len(grid))]
         done += zip(trials, results, strict=True)
         trials = _send(sweeper.batches, results)
-    if sweeper.space and not has_grid:
-        print("\n".join(_best(done, len(grid))), flush=True)
-    if has_manifest:
-        entries = Manifest(directory).jobs()
-        known = any(entry.objective is not None for entry in entries)
-        print(*hints.after_sweep(directory, [entry.status for entry in entries], results=known), sep="\n", flush=True)
-    for one in itertools.chain(*returned):
-        _ = one.return_value  # raises what the job raised
+    return done
 
 
 def _send(batches: Batches, results: Sequence[Result]) -> list[Trial]:
@@ -188,7 +199,7 @@ def _objectives(manifest: Manifest, numbers: Sequence[int]) -> list[float | None
     ended = [entries[number] for number in numbers]
     if any(entry.status not in OVER for entry in ended):
         return None
-    return [entry.objective if entry.status == "finished" else None for entry in ended]
+    return [objective(entry) for entry in ended]
 
 
 def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence[str]], directory: Path) -> Sweeper:
@@ -209,7 +220,7 @@ def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence
     sweeper: Sweeper = load_module(modules["sweeper"], "sweeper").make(config.sweeper, given)
     if unknown := intervals.keys() - sweeper.space.keys():
         raise ConfigError(
-            f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random, optuna, asha or pbt"
+            f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random, optuna, asha, pbt or tournament"
         )
     for key in sweeper.space:
         if said := [o.input_line for o in overrides if o.key_or_group == key and not o.is_interval_sweep()]:
@@ -247,36 +258,3 @@ def _why_not(plugin: Any, jobs: Sequence[Sequence[str]]) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
-
-
-def _mean(objectives: Sequence[float | None]) -> float | None:
-    """None where one is missing: the mean of those that survived would praise a setting for what it lost."""
-    numbers = [x for x in objectives if x is not None]
-    return sum(numbers) / len(numbers) if len(numbers) == len(objectives) else None
-
-
-def _head(results: Sequence[tuple[Trial, float | None]], number: int) -> str:
-    """Said before a batch."""
-    first = len(results)
-    head = f"trial {first}" if number == 1 else f"trials {first} to {first + number - 1}"
-    found = _leader(results)
-    return head if found is None else f"{head}; the best so far is trial {found} with {results[found][1]:.6g}"
-
-
-def _leader(results: Sequence[tuple[Trial, float | None]]) -> int | None:
-    numbers = {i: value for i, (_, value) in enumerate(results) if isinstance(value, float)}
-    return max(numbers, key=lambda i: numbers[i]) if numbers else None
-
-
-def _best(results: Sequence[tuple[Trial, float | None]], jobs_per_trial: int) -> list[str]:
-    """Said at the end."""
-    found = _leader(results)
-    if found is None:
-        return [f"none of {len(results)} trials has an objective"]
-    trial, value = results[found]
-    first, last = found * jobs_per_trial, (found + 1) * jobs_per_trial - 1
-    jobs = f"job {first}" if first == last else f"jobs {first} to {last}"
-    return [
-        f"the best of {len(results)} trials is trial {found} ({jobs}) with {value:.6g}",
-        *(f"  {x}" for x in shown(trial)),
-    ]

@@ -13,8 +13,9 @@ from rlexp.sweep.supervise import Backend, caught_up, show, supervise
 from rlexp.sweep.worker import Task
 
 # What a launcher's `make` gives. Packs, the numbers of jobs that are over, the sweep's directory, its manifest, which says at
-# the end how each job ended.
+# the end how each job ended. That of a module with `slots(config)`, how many packs train at once, takes `more=` too.
 Launch = Callable[[Sequence[Sequence[Job]], Collection[int], Path, Manifest], None]
+More = Callable[[], Sequence[Sequence[Job]]]  # packs for slots that are free, as the manifest stands
 
 
 @schema
@@ -44,6 +45,7 @@ def run_packs(
     write: Callable[[Sequence[Job], Task, bool], None] | None = None,
     preemptions: int = 0,
     hangup: bool = True,
+    more: More | None = None,
 ) -> None:
     """A `Launch` whose packs train in processes of their own. Returns when all are over, or after a signal.
 
@@ -54,22 +56,31 @@ def run_packs(
       write: writes down what the worker of a pack needs; the last argument says whether it trains already.
       preemptions: how often a pack goes on whose machine went away.
       hangup: whether a closed terminal stops what runs.
+      more: packs that come as others end.
     """
     left = unfinished_packs(packs, over, sweep_dir, manifest, mode=config.pack, hosts=hosts)
-    known, tasks = running(), list[Task]()
-    for pack in left:
+    known = running()
+
+    def task_of(pack: Sequence[Job]) -> Task:
         task = Task(sweep_dir, name(pack), [job.number for job in pack])
         if write is not None:
             write(pack, task, task.name in known)
         elif task.name not in known:
             worker.write(pack, sweep_dir, manifest)
-        tasks.append(task)
+        return task
+
+    def tasks_of_more() -> list[Task]:
+        fresh = more() if more is not None else []
+        return [task_of(part) for pack in fresh for part in apart(pack, hosts(pack[0]), config.pack)]
+
+    tasks = [task_of(pack) for pack in left]
+    tasks += tasks_of_more()  # what ended while no parent was there has left slots
     place = backend(tasks)
     if place is None:
         return
     with stop_on_signals(hangup=hangup) as stop, place as processes:
         budgets = {"retries": config.retries, "preemptions": preemptions}
-        supervise(tasks, manifest, processes, **budgets, stop=stop, show=show)
+        supervise(tasks, manifest, processes, **budgets, stop=stop, show=show, more=tasks_of_more)
 
 
 def unfinished_packs(

@@ -1,6 +1,7 @@
 """What became of a population, from the lines of its members: who went on as a copy of whom, and with which settings.
 
-A member is a slot of the pack; what trains in it from one exchange to the next is a stretch.
+A member of `sweeper=pbt` is a slot of the pack; what trains in it from one exchange to the next is a stretch. A member of
+`sweeper=tournament` is a pod, which is one stretch; its generation is how many pods led to it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from rlexp.sweep.manifest import Entry
 PREFIX = "population"  # of what is told of a member in its lines
 GENERATION, PARENT = f"{PREFIX}/generation", f"{PREFIX}/parent"
 _RETURN = "eval/return_mean"
+_BETWEEN = {f"between={PREFIX}", "between=pods"}  # of the members of a population, and of a tournament
 
 
 class Stretch(NamedTuple):
@@ -37,6 +39,7 @@ class Population(NamedTuple):
     jobs: list[Entry]  # its members
     keys: list[str]  # the parameters
     stretches: dict[tuple[int, int], Stretch]  # by generation and member
+    pods: int | None = None  # of a tournament: so many of each age
 
     @property
     def num_generations(self) -> int:
@@ -61,6 +64,10 @@ class Population(NamedTuple):
             member = stretch.parent if generation else member
         return line[::-1]
 
+    def lane(self, member: int) -> int:
+        """Where it is drawn: pods of one age beside each other, those of the next one after them."""
+        return member if self.pods is None else member % self.pods
+
     def copies(self) -> list[Stretch]:
         """Those that began as a copy of another member, in the order of the clock."""
         found = [s for s in self.stretches.values() if s.generation and s.parent != s.member]
@@ -74,7 +81,13 @@ def populations(directory: Path, jobs: Sequence[Entry]) -> list[Population]:
         if given := _given(job.overrides):
             members.setdefault(given["number"], []).append(job)
     return [
-        Population(number, its, sorted(searched(its[0].overrides)), _stretches(directory, its))
+        Population(
+            number,
+            its,
+            sorted(searched(its[0].overrides)),
+            _stretches(directory, its),
+            _given(its[0].overrides)["population"] if is_pod(its[0].overrides) else None,
+        )
         for number, its in sorted(members.items())
     ]
 
@@ -87,15 +100,36 @@ def without_pruning(overrides: Sequence[str]) -> list[str]:
 
 
 def is_population(overrides: Iterable[str]) -> bool:
-    """Whether the job is a member of one."""
-    return f"between={PREFIX}" in overrides
+    """Whether the job is a member of one, or of a tournament."""
+    return not _BETWEEN.isdisjoint(overrides)
+
+
+def is_pod(overrides: Iterable[str]) -> bool:
+    """Whether the job is a pod of a tournament."""
+    return "between=pods" in overrides
+
+
+def counted(jobs: Sequence[Entry]) -> list[Entry]:
+    """Those whose objectives say what came of them all: of a tournament the pods of the oldest age of which some have finished."""
+    found: dict[int, list[Entry]] = {}
+    for job in jobs:
+        if not is_pod(job.overrides):
+            return list(jobs)
+        found.setdefault(_given(job.overrides)["number"], []).append(job)
+    out = []
+    for pods in found.values():
+        size = _given(pods[0].overrides)["population"]
+        ages = [pods[i : i + size] for i in range(0, len(pods), size)]
+        out += next((age for age in reversed(ages) if any(job.status == "finished" for job in age)), ages[0])
+    return out
 
 
 def shown(overrides: Sequence[str]) -> list[str]:
-    """What tells jobs apart, without what `sweeper=pbt`, `sweeper=asha` and pruners add to each."""
+    """What tells jobs apart, without what `sweeper=pbt`, `sweeper=tournament`, `sweeper=asha` and pruners add to each."""
     if not is_population(overrides):
         return without_pruning(overrides)
-    return [o for o in overrides if override_key(o).split(".")[0] != "between"]
+    drawn = searched(overrides) if is_pod(overrides) else set[str]()  # which most pods have from their leader
+    return [o for o in overrides if override_key(o).split(".")[0] != "between" and override_key(o) not in drawn]
 
 
 def searched(overrides: Sequence[str]) -> set[str]:
@@ -124,6 +158,7 @@ def _stretches(directory: Path, jobs: Sequence[Entry]) -> dict[tuple[int, int], 
             at = (int(line[GENERATION]), member)
             before = found.get(at)
             if before is None and at[0]:
+                # Of a pod it is where its leader ended, of which more is known when all lines have been read.
                 begin = found[at[0] - 1, member].end if (at[0] - 1, member) in found else line["env_steps"]
             objective = line.get(_RETURN)
             values = {
@@ -133,4 +168,5 @@ def _stretches(directory: Path, jobs: Sequence[Entry]) -> dict[tuple[int, int], 
             }
             objective = before.objective if objective is None and before else objective
             found[at] = Stretch(member, at[0], begin, line["env_steps"], int(line[PARENT]), objective, values)
-    return found
+    ends = {(g + 1, member): s.end for (g, member), s in found.items()}
+    return {at: s._replace(begin=ends.get((s.generation, s.parent), s.begin)) for at, s in found.items()}

@@ -1,4 +1,4 @@
-"""`sweeper=optuna`: trials chosen by Optuna from the results of those before them, a batch at a time.
+"""`sweeper=optuna`: trials chosen by Optuna from the results of those before them, a batch at a time, or as slots become free.
 
 All that it knows is in `optuna.sqlite` in the sweep's directory, each change at once. A killed sweep asks nothing twice: trials
 that were asked and not told are run under the same numbers.
@@ -8,11 +8,11 @@ import importlib
 from pathlib import Path
 from typing import Any, Literal
 
-from rlexp.config import ConfigError, Count, CountOrZero, Host, Jobs, Steps, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Host, Jobs, Steps, load_module, schema
 from rlexp.sweep import halving, manifest, rungs
 from rlexp.sweep.rungs import Rungs
 from rlexp.sweep.space import Choices, Interval, Space, read
-from rlexp.sweep.sweepers import Batches, Refused, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import OPEN, Batches, Open, Refused, Result, Rolling, Sweep, Sweeper, Trial
 
 NAME = "optuna.sqlite"
 STUDY = "rlexp"
@@ -31,8 +31,9 @@ class Config:
     """tpe: tree-structured Parzen estimator, for all spaces; cmaes: CMA-ES, for numbers only."""
     num_trials: Host[Jobs]
     """Trials in all. With a larger number the same line goes on."""
-    batch: Host[Count | None]
-    """Trials asked for at once, which train together; null: as many as make launcher.max_pack jobs, or 16."""
+    batch: Host[Count | Literal["async"] | None]
+    """Trials asked for at once, which train together; null: as many as make launcher.max_pack jobs, or 16. async: a slot of the
+    launcher that is free takes a pack, of launcher.max_pack jobs or of one trial, whatever trains beside it."""
     seed: Host[CountOrZero]
     """Of the sampler."""
     space: Host[dict[str, Any]]
@@ -69,9 +70,28 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
             raise ConfigError(
                 f"sweeper.module: sweeper=optuna needs {error.name}, which is not installed; pip install 'rlexp[optuna]'"
             ) from error
+    if config.batch == "async":
+        return _in_slots(config, space, sweep)
     jobs = sweep.config.launcher.max_pack or _JOBS_AT_ONCE
     batch = config.batch or max(1, jobs // len(sweep.grid))
     return Sweeper(space, _batches(config, space, batch, sweep.directory, _rungs(config, sweep)))
+
+
+def _in_slots(config: Config, space: Space, sweep: Sweep) -> Sweeper:
+    """Raises ConfigError."""
+    if config.pruner is not None:
+        raise ConfigError(
+            f"sweeper.batch: async knows no batches, by which sweeper.pruner={config.pruner} decides; leave one of them out"
+        )
+    launcher = load_module(sweep.modules["launcher"], "launcher")
+    if not hasattr(launcher, "slots"):
+        name = sweep.modules["launcher"].rpartition(".")[2]
+        raise ConfigError(
+            f"sweeper.batch: async is not for launcher={name}, which tells of no free slots; allowed: local, slurm"
+        )
+    per_slot = max(1, (sweep.config.launcher.max_pack or 1) // len(sweep.grid))
+    rolling = _rolling(config, space, launcher.slots(sweep.config.launcher), per_slot, sweep.directory)
+    return Sweeper(space, None, rolling=rolling, per_slot=per_slot)
 
 
 def _rungs(config: Config, sweep: Sweep) -> Rungs | None:
@@ -102,15 +122,12 @@ def _batches(config: Config, space: Space, batch: int, directory: Path, its_rung
     distributions = {key: _distribution(parameter) for key, parameter in space.items()}
     first = 0
     while first < max(config.num_trials, *ends, 0):
-        asked = [t for t in study.get_trials(deepcopy=False) if _REFUSED not in t.user_attrs]
+        asked = _asked(study)
         end = next((end for end in ends if end > first), None)
         if end is None:  # a new batch
             end = min(first + batch, config.num_trials)
-            for _ in range(end - len(asked)):
-                number = len(study.get_trials(deepcopy=False))
-                study.sampler = _sampler(config, batch, number)
-                study.ask(distributions)
-            asked = [t for t in study.get_trials(deepcopy=False) if _REFUSED not in t.user_attrs]
+            _ask(study, config, distributions, end - len(asked), at_once=batch)
+            asked = _asked(study)
             ends.append(end)
             study.set_user_attr(_BATCHES, ends)
         trials = asked[first:end]
@@ -118,12 +135,7 @@ def _batches(config: Config, space: Space, batch: int, directory: Path, its_rung
         results = yield [(*_overrides(space, trial.params), *more) for trial in trials]
         for trial, result in zip(trials, results, strict=True):
             if isinstance(result, Refused):
-                if trial.state != TrialState.RUNNING:
-                    raise ConfigError(f"{' '.join(_overrides(space, trial.params))}: {result.why}")  # it was valid once
-                Asked(study, trial._trial_id).set_user_attr(_REFUSED, result.why)
-                study.tell(
-                    trial.number, state=TrialState.PRUNED
-                )  # bad in TPE's eyes, so that it is not asked for again
+                _refuse(study, space, trial, result)
         if any(isinstance(result, Refused) for result in results):
             ends.remove(end)
             study.set_user_attr(_BATCHES, ends)
@@ -135,12 +147,71 @@ def _batches(config: Config, space: Space, batch: int, directory: Path, its_rung
             for step, value in reported.items():
                 if int(step) not in trial.intermediate_values:  # of a process that was killed here
                     Asked(study, trial._trial_id).report(value, int(step))
-            if isinstance(result, float):
-                study.tell(trial.number, result)
-            else:  # TPE takes it as worse than all that have a number, those with reports by these; CMA-ES passes over it
-                study.tell(trial.number, state=TrialState.PRUNED)
+            _tell(study, trial, result)
         first = end
     print(f"all trials are in {directory / NAME}, which optuna-dashboard shows", flush=True)
+
+
+def _rolling(config: Config, space: Space, slots: int, per_slot: int, directory: Path) -> Rolling:
+    from optuna.trial import TrialState
+
+    study = _study(directory, space)
+    distributions = {key: _distribution(parameter) for key, parameter in space.items()}
+    while True:
+        asked = _asked(study)
+        busy = {i // per_slot for i, trial in enumerate(asked) if trial.state == TrialState.RUNNING}
+        packs = -(-len(asked) // per_slot) + max(
+            0, slots - len(busy)
+        )  # the last one is filled up, where trials of it were refused
+        _ask(
+            study,
+            config,
+            distributions,
+            min(config.num_trials, packs * per_slot) - len(asked),
+            at_once=slots * per_slot,
+        )
+        asked = _asked(study)
+        results = yield [_overrides(space, trial.params) for trial in asked]
+        for trial, result in zip(asked, results, strict=True):
+            if isinstance(result, Refused):
+                _refuse(study, space, trial, result)
+            elif result is not OPEN and trial.state == TrialState.RUNNING:  # not told before
+                _tell(study, trial, result)
+        asked = _asked(study)
+        if len(asked) >= config.num_trials and all(trial.state != TrialState.RUNNING for trial in asked):
+            break
+    print(f"all trials are in {directory / NAME}, which optuna-dashboard shows", flush=True)
+
+
+def _asked(study: Any) -> list[Any]:
+    """All that was asked and was a valid run, as far as is known."""
+    return [trial for trial in study.get_trials(deepcopy=False) if _REFUSED not in trial.user_attrs]
+
+
+def _ask(study: Any, config: Config, distributions: dict[str, Any], number: int, *, at_once: int) -> None:
+    for _ in range(number):
+        study.sampler = _sampler(config, at_once, len(study.get_trials(deepcopy=False)))
+        study.ask(distributions)
+
+
+def _tell(study: Any, trial: Any, result: Result | Open) -> None:
+    from optuna.trial import TrialState
+
+    if isinstance(result, float):
+        study.tell(trial.number, result)
+    else:  # TPE takes it as worse than all that have a number, those with reports by these; CMA-ES passes over it
+        study.tell(trial.number, state=TrialState.PRUNED)
+
+
+def _refuse(study: Any, space: Space, trial: Any, refused: Refused) -> None:
+    """Raises ConfigError where it was valid once."""
+    from optuna.trial import Trial as Asked
+    from optuna.trial import TrialState
+
+    if trial.state != TrialState.RUNNING:
+        raise ConfigError(f"{' '.join(_overrides(space, trial.params))}: {refused.why}")
+    Asked(study, trial._trial_id).set_user_attr(_REFUSED, refused.why)
+    study.tell(trial.number, state=TrialState.PRUNED)  # bad in TPE's eyes, so that it is not asked for again
 
 
 def storage(directory: Path) -> Any:
@@ -154,6 +225,7 @@ def storage(directory: Path) -> Any:
 def _study(directory: Path, space: Space) -> Any:
     """The study of this directory, new or gone on with. Raises ConfigError where that has another space."""
     import optuna
+    from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if not (directory / manifest.NAME).exists():  # no job has been started: nobody waits for what was asked
@@ -169,6 +241,11 @@ def _study(directory: Path, space: Space) -> Any:
             f"sweeper.space.{key}: the sweep in {str(directory)!r} was started with another one; start a new sweep for another "
             "space"
         )
+    for trial in _asked(study):
+        if trial.state == TrialState.RUNNING and len(trial.params) < len(
+            space
+        ):  # killed while it was asked for: no job is of it
+            _refuse(study, space, trial, Refused("it was never asked for in full"))
     return study
 
 

@@ -90,8 +90,8 @@ def apart(pack: Sequence[Job], num_processes: int, mode: PackMode) -> list[Seque
         return [pack]
     if pack[0].config.between is not None:
         raise ConfigError(
-            f"hardware: over {num_processes} hosts each job trains alone, and what acts between chunks (sweeper=pbt, sweeper=asha, "
-            "sweeper.pruner) acts on members of one program; take a profile of one host"
+            f"hardware: over {num_processes} hosts each job trains alone, and what acts between chunks (sweeper=pbt, tournament, "
+            "asha, sweeper.pruner) acts on members of one program; take a profile of one host"
         )
     if mode == "require":
         raise ConfigError(

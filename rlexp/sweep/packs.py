@@ -16,6 +16,7 @@ from rlexp.machine import distributed
 from rlexp.machine.stop import Stop
 from rlexp.sameness import pack_key
 from rlexp.storage import rundir, store
+from rlexp.sweep import inherit
 from rlexp.sweep.journal import Record
 from rlexp.sweep.leavers import Left, leavers
 from rlexp.sweep.manifest import OVER
@@ -75,8 +76,9 @@ def train(
             record.settle({pack[i].number: started | {"run_id": run_id} for i, run_id in run_ids.items()}, again=again)
             if distributed.is_lead():
                 store.push(*(pack[i].dir for i in run_ids))
-            resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             traced = programs.of(pack, built)
+            inherit.begin(pack, members, traced, sweep_dir, home)
+            resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             narrower = _narrower(pack, sweep_dir)
             summaries = train_pack(
                 members, stop=stop, resume=resume, directory=home, traced=traced, lost=lost, narrower=narrower
@@ -99,11 +101,13 @@ def train(
         rest = [job for job, summary in zip(pack, summaries, strict=True) if summary["status"] == "stopped"]
         narrowed = bool(rest) and _has_narrowed(rest, sweep_dir, folder)
         ended = {i: one for i, one in enumerate(zip(pack, summaries, strict=True)) if i not in left}
-        record.settle({job.number: _outcome(s) for job, s in ended.values() if not (narrowed and job in rest)})
+        outcomes = {job.number: _outcome(s) for job, s in ended.values() if not (narrowed and job in rest)}
+        entered = inherit.enter(pack, outcomes, sweep_dir)
+        record.settle(entered)
         if narrowed:
             rundir.write_json(folder / _NARROWED, [job.number for job in rest])
             _go_on_narrower(pack, rest, sweep_dir, record, stop=stop, programs=programs, again=False)
-        if all(summary["status"] in OVER for summary in summaries):
+        if entered == outcomes and all(summary["status"] in OVER for summary in summaries):
             _remove(folder)  # each has its own part of it; one that was lost begins again if it is retried
     _each_alone(pack, left, sweep_dir, record, stop=stop, programs=programs)
 
@@ -177,7 +181,8 @@ def _each_alone(
     for i, one in left.items():
         if one.is_over:
             print(f"job {pack[i].number} ({pack[i].dir}): {one.words}", flush=True)
-            outcome = {"status": "finished", "objective": one.objective, "error": None}
+            finished = {pack[i].number: {"status": "finished", "objective": one.objective, "error": None}}
+            outcome = inherit.enter([pack[i]], finished, sweep_dir)[pack[i].number]
         elif stop.reason is not None:
             outcome = {"status": "stopped"}
         else:

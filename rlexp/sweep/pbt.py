@@ -3,18 +3,15 @@
 What the command line sweeps over (`seed=0,1`, `env=…`) makes populations of their own, one after the other.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from rlexp.config import Config as Whole
 from rlexp.config import ConfigError, CountOrZero, Host, Jobs, Steps, schema
 from rlexp.hydra_internals import check_number
-from rlexp.overrides import override_key
-from rlexp.sameness import TRACED
 from rlexp.sources.base import is_host, stepping
+from rlexp.sweep import traced
 from rlexp.sweep.population import Factor, Fraction, written
-from rlexp.sweep.space import Space, draw, read
+from rlexp.sweep.space import Space, draw
 from rlexp.sweep.sweepers import Batches, Sweep, Sweeper, Trial
 
 _GIVEN = ("population", "interval", "warmup", "selection", "fraction", "explore", "factor")  # on to each member
@@ -48,27 +45,14 @@ class Config:
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Raises ConfigError, also for what keeps the members from being one program."""
     _check(config, sweep)
-    traced = _traced(sweep.config)
-    if not config.space and not sweep.intervals:
-        raise ConfigError(
-            "sweeper.space: empty; expected parameters, such as 'algo.hp.lr=tag(log, interval(1e-5, 1e-2))' on the command line; "
-            f"allowed: {', '.join(traced)}"
-        )
-    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
-    for key in space:
-        if key not in traced:
-            raise ConfigError(
-                f"sweeper.space.{key}: it shapes the program, so that it cannot change while members train; allowed: "
-                f"{', '.join(traced)}"
-            )
+    space = traced.space(config.space, sweep)
     check_number(len(sweep.grid) * config.population)
     populations = [_members(config, space, number, job, sweep.config.seed) for number, job in enumerate(sweep.grid)]
 
     def batches() -> Batches:
         results = yield [member for members in populations for member in members]
-        everywhere = set(sweep.grid[0]).intersection(*sweep.grid)
         for first, job in zip(range(0, len(results), config.population), sweep.grid, strict=True):
-            whose = [override for override in job if override not in everywhere]
+            whose = traced.whose(sweep.grid, job)
             print(_best(results[first : first + config.population], first, whose), flush=True)
 
     return Sweeper(space, batches(), grid=[[]], redraws=False)
@@ -76,73 +60,24 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
 
 def _members(config: Config, space: Space, number: int, job: Sequence[str], seed: int) -> list[Trial]:
     """The jobs of a population. Each has a seed of its own; that of the job multiplies them."""
-    for override in job:
-        if override_key(override) == "seed":
-            seed = _seed(override.partition("=")[2])
-    first = seed * config.population
-    if first + config.population > 2**32:
-        raise ConfigError(
-            f"seed: {seed} is not allowed; expected less than {2**32 // config.population}, since the members of a population "
-            "have seeds of their own, from seed * sweeper.population on"
-        )
-    others = [override for override in job if override_key(override) != "seed"]
+    first, others = traced.seeds(job, seed, config.population, "sweeper.population")
     given = {"number": number} | {name: getattr(config, name) for name in _GIVEN}
     given |= {"seed": first % 2**31, "space": written(space)}
-    between = ["between=population", *(f"between.{name}={_text(value)}" for name, value in given.items())]
+    between = ["between=population", *(f"between.{name}={traced.text(value)}" for name, value in given.items())]
     return [
         (*others, f"seed={first + member}", *draw(space, config.seed, first + member), *between)
         for member in range(config.population)
     ]
 
 
-def _seed(text: str) -> int:
-    try:
-        return int(float(text))
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"seed: {text!r} is not allowed; expected a whole number") from error
-
-
-def _text(value: Any) -> str:
-    """As the command line takes it, where names have no quotes."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_text(x)}" for name, x in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_text, value)) + "]"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _best(results: Sequence[Any], first: int, whose: Sequence[str]) -> str:
+def _best(results: Sequence[Any], first: int, whose: str) -> str:
     """Said at the end."""
     numbers = {i: x for i, x in enumerate(results, first) if isinstance(x, float)}
-    where = f"the population of {' '.join(whose)}" if whose else "the population"
+    where = f"the population{whose}"
     if not numbers:
         return f"{where}: no member has an objective"
     best = max(numbers, key=lambda i: numbers[i])
     return f"{where}: the best of {len(results)} members is job {best} with {numbers[best]:.6g}"
-
-
-# --- what can be searched, and where -----------------------------------------------------------------------------------
-
-
-def _traced(config: Whole) -> list[str]:
-    """Every key of a configuration that is data of the program."""
-    return [key for path in TRACED for key in _keys(_at(config, path), path)]
-
-
-def _at(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        values = config if isinstance(config, Mapping) else vars(config)
-        if name not in values:
-            return {}
-        config = values[name]
-    return config
-
-
-def _keys(node: Any, path: str) -> list[str]:
-    values = node if isinstance(node, Mapping) else getattr(node, "__dict__", None)
-    if values is None:
-        return [path]
-    return [key for name, value in values.items() for key in _keys(value, f"{path}.{name}")]
 
 
 def _check(config: Config, sweep: Sweep) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rlexp.config import ConfigError
 from rlexp.storage import rundir, store
-from rlexp.sweep import worker
+from rlexp.sweep import leaderboard, worker
 from rlexp.sweep.manifest import NAME, Entry, Manifest
 from rlexp.sweep.packing import PACKS, Job, without_launcher
 
-_OF_THE_SWEEP = (NAME, PACKS, worker.FOLDER)  # in its directory
+_OF_THE_SWEEP = (NAME, PACKS, worker.FOLDER, leaderboard.FOLDER)  # in its directory
 
 
 @rundir.preparing()

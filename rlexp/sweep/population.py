@@ -22,6 +22,7 @@ from rlexp.config import Config as Whole
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Positive, Steps, Text, parse, schema
 from rlexp.experiment import Experiment
 from rlexp.sources.base import Place
+from rlexp.sweep import stretches
 from rlexp.sweep.lineage import GENERATION, PARENT, PREFIX
 from rlexp.sweep.space import Choices, Interval, Space
 from rlexp.training.between import Between, Exchange, Moment, Told
@@ -30,6 +31,7 @@ _SAID = 8  # copies in a line
 
 Fraction = Annotated[Number, Field(gt=0, le=0.5)]
 Factor = Annotated[Number, Field(gt=0, lt=1)]
+Explore = Literal["perturb", "resample"]
 
 
 @schema
@@ -62,7 +64,7 @@ class Config:
     """truncation: the worst go on as copies of the best; tournament: each as a copy of a random other one, if that is better."""
     fraction: Fraction
     """Of truncation: the share of the members that are the worst, and that are the best."""
-    explore: Literal["perturb", "resample"]
+    explore: Explore
     """What a copy gets for each parameter: a value near its parent's, or one drawn from the space."""
     factor: Factor
     """Of perturb: by which share more or less; of a linear interval's width, and to the next one of choices."""
@@ -87,15 +89,17 @@ def _written(key: str, parameter: Interval | Choices) -> dict[str, Any]:
     return {"key": key, "low": None, "high": None, "log": False, "step": None, "whole": False, "choices": choices}
 
 
+def parameters_of(space: Sequence[Mapping[str, Any]]) -> list[Parameter]:
+    """Raises ConfigError."""
+    return [parse(dict(given), Parameter, f"between.space.{number}")[0] for number, given in enumerate(space)]
+
+
 def make(config: Config) -> Between:
     """Raises ConfigError."""
-    parameters = [parse(given, Parameter, f"between.space.{number}")[0] for number, given in enumerate(config.space)]
+    parameters = parameters_of(config.space)
 
     def begin(configs: Sequence[Whole]) -> list[Told]:
-        return [
-            {GENERATION: 0, PARENT: member} | {_name(p.key): _in_float32(_value(one, p.key)) for p in parameters}
-            for member, one in enumerate(configs)
-        ]
+        return [{GENERATION: 0, PARENT: member} | told_of(one, parameters) for member, one in enumerate(configs)]
 
     def exchange(moment: Moment) -> Exchange | None:
         if len(moment.returns) != config.population or not _is_due(config, moment):
@@ -108,7 +112,8 @@ def make(config: Config) -> Between:
         for member in (m for m, parent in enumerate(parents) if parent != m):
             for p in parameters:
                 rng = _rng(config, moment, "explore", member, p.key)
-                told[member][_name(p.key)] = _explored(config, p, told[member][_name(p.key)], rng)
+                value = told[member][_name(p.key)]
+                told[member][_name(p.key)] = explored(p, value, rng, explore=config.explore, factor=config.factor)
         settings = {p.key: [one[_name(p.key)] for one in told] for p in parameters}
         return Exchange(parents, settings, told, _words(moment, parents, told))
 
@@ -123,11 +128,8 @@ def make(config: Config) -> Between:
 def _check(config: Config, experiment: Experiment, num_members: int) -> None:
     if num_members == 1:  # of a run that is gone on with alone
         return
-    every, update = experiment.config.eval.every_env_steps, experiment.env_steps_per_update
-    if every is None:
-        raise ConfigError(
-            "eval.every_env_steps: null is not allowed with sweeper=pbt, which needs evaluations while it trains"
-        )
+    update = experiment.env_steps_per_update
+    every = stretches.evaluated_every(experiment.config.eval.every_env_steps, "sweeper=pbt, which needs")
     interval, name = (config.interval, "sweeper.interval") if config.interval else (every, "eval.every_env_steps")
     if interval < update:
         raise ConfigError(
@@ -139,11 +141,7 @@ def _check(config: Config, experiment: Experiment, num_members: int) -> None:
             f"compared; the nearest is {max(1, round(interval / every)) * every}"
         )
     for steps, key in ((interval, name), (config.warmup or 0, "sweeper.warmup")):
-        if steps >= experiment.total_env_steps:
-            raise ConfigError(
-                f"{key}: {steps} is not allowed; expected less than total_env_steps {experiment.total_env_steps}, or nothing is "
-                "ever exchanged"
-            )
+        stretches.ends_before(key, steps, experiment.total_env_steps, "nothing is ever exchanged")
     source = experiment.source_of(experiment.settings)
     if Place.HOST in jax.tree.leaves(source.places):
         raise ConfigError(
@@ -194,15 +192,16 @@ def _words(moment: Moment, parents: Sequence[int], told: Sequence[Told]) -> str:
 # --- with which settings -----------------------------------------------------------------------------------------------
 
 
-def _explored(config: Config, p: Parameter, value: float, rng: random.Random) -> float:
-    if config.explore == "resample":
+def explored(p: Parameter, value: float, rng: random.Random, *, explore: Explore, factor: float) -> float:
+    """What a copy has of a parameter, whose parent has this value; within its bounds, also in float32."""
+    if explore == "resample":
         return _held(p, _drawn(p, rng))
     up = rng.random() < 0.5
     if (choices := p.choices) is not None:
         at = min(range(len(choices)), key=lambda i: abs(choices[i] - value))
         return _held(p, choices[min(max(at + (1 if up else -1), 0), len(choices) - 1)])
     sign, grid = 1 if up else -1, p.step or (1.0 if p.whole else None)
-    change = config.factor * (value if p.log else _bounds(p)[1] - _bounds(p)[0])
+    change = factor * (value if p.log else _bounds(p)[1] - _bounds(p)[0])
     if grid is None:
         return _held(p, value + sign * change)
     origin = 0.0 if p.log else _bounds(p)[0]
@@ -237,6 +236,11 @@ def _held(p: Parameter, value: float) -> float:
 
 def _in_float32(value: float) -> float:
     return float(np.float32(value))
+
+
+def told_of(config: Whole, parameters: Sequence[Parameter]) -> Told:
+    """The parameters as a configuration has them, in the words of a metric line."""
+    return {_name(p.key): _in_float32(_value(config, p.key)) for p in parameters}
 
 
 def _value(config: Whole, path: str) -> float:

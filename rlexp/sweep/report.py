@@ -295,8 +295,9 @@ def _environment(results: Results, environment: str, number: int) -> str:
 def _population(population: Population) -> str:
     """Its tree, and its schedules."""
     number, best, copies = population.number, population.best, population.copies()
+    title = f"Population {number}" if population.pods is None else f"Tournament {number}"
     if best is None:
-        return _section(f"Population {number}", "No member has been evaluated yet.", "")
+        return _section(title, "No member has been evaluated yet.", "")
     lines = [population.ancestry(member) for member in range(len(population.jobs))]
     alive = {line[0].member for line in lines if line}
     text = (
@@ -304,11 +305,17 @@ def _population(population: Population) -> str:
         f"descends from {len(alive)} of the first. A line is a member; where it was replaced, one comes from its parent. Bold is "
         f"what led to the best, job {population.jobs[best].number}."
     )
+    if population.pods is not None:
+        text = (
+            f"{len(population.jobs)} pods, {population.pods} of each age; the oldest so far have {population.num_generations} pods "
+            f"behind them, and descend from {len(alive)} of the first. A line is a pod, which comes from its leader. Bold is what "
+            f"led to the best of the oldest, job {population.jobs[best].number}."
+        )
     plots = [_plot(figures.lineage(population), f"lineage-{number}", "")]
     plots += [
         _plot(figures.schedule(population, key), f"schedule-{number}-{i}", "") for i, key in enumerate(population.keys)
     ]
-    return _section(f"Population {number}", text, "".join(plots))
+    return _section(title, text, "".join(plots))
 
 
 def _best(results: Results, best: Configuration) -> str:

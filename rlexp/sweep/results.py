@@ -19,10 +19,11 @@ from jaxtyping import Int
 from rlexp.config import ConfigError
 from rlexp.hydra_internals import get_args_parser
 from rlexp.loggers import jsonl
-from rlexp.loggers.base import algorithm
+from rlexp.names import algorithm
+from rlexp.names import environment as environment_name
 from rlexp.overrides import override_key
 from rlexp.storage import rundir
-from rlexp.sweep.lineage import Population, is_population, populations, searched, shown
+from rlexp.sweep.lineage import Population, counted, is_population, populations, searched, shown
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric
 
@@ -81,7 +82,7 @@ class Results(NamedTuple):
     origins: list[Origin]
     jobs: list[Entry]
     configurations: list[Configuration]  # the best first, environment by environment
-    populations: list[Population]  # of sweeper=pbt
+    populations: list[Population]  # of sweeper=pbt, and tournaments
     swept: list[str]  # the keys that differ between configurations
     importance: dict[str, Importance]  # {environment: ...}
     algorithm: str  # the last part of its module's name; empty where there are several, or no job has begun
@@ -241,7 +242,7 @@ def write_tables(results: Results, folder: Path) -> list[Path]:
 
 def _configuration(directory: Path, environment: str, jobs: list[Entry]) -> Configuration:
     settings = {key: value for key, value in settings_of(jobs[0]).items() if key != SEED}
-    objectives = [job.objective for job in jobs if job.objective is not None and job.status == "finished"]
+    objectives = [job.objective for job in counted(jobs) if job.objective is not None and job.status == "finished"]
     objectives = [x for x in objectives if math.isfinite(x)]
     objective = estimate(np.asarray(objectives)) if objectives else None
     curve = _curve([_points(directory / job.dir / jsonl.NAME) for job in jobs if job.status != "failed"])
@@ -311,8 +312,8 @@ def _environments(origin: Origin) -> dict[tuple[str, ...], str]:
 
 def _environment(run_dir: Path) -> str | None:
     try:
-        return str(rundir.read_yaml(run_dir / "config.yaml")["env"]["name"])
-    except (ConfigError, KeyError, TypeError):
+        return environment_name(rundir.read_yaml(run_dir / "config.yaml")) or None
+    except ConfigError:
         return None
 
 
@@ -326,7 +327,7 @@ def _algorithm(origin: Origin) -> str | None:
     for job in origin.jobs:
         try:
             return algorithm(rundir.read_yaml(origin.directory / job.dir / "config.yaml"))
-        except (ConfigError, AttributeError):
+        except ConfigError:
             continue
     return None
 

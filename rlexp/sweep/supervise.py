@@ -60,6 +60,7 @@ def supervise(
     preemptions: int = 0,
     stop: Stop,
     show: Callable[[Entry], None],
+    more: Callable[[], Iterable[Task]] = list,
 ) -> None:
     """Returns when all tasks are over or were stopped by a person, or, after a signal, when the backend has nothing left to
     wait for.
@@ -68,6 +69,7 @@ def supervise(
       retries: how often a pack is started again whose process died without a word.
       preemptions: how often a pack goes on whose machine went away.
       show: called with each job whenever something new is known of it.
+      more: asked when the process of a task is gone: what is to be done in its place.
     """
     waiting, running = list(tasks), dict[str, Task]()
     stopping = False
@@ -106,6 +108,8 @@ def supervise(
             for entry in manifest.jobs():
                 if entry.number in {e.number for e in left}:
                     show(entry)
+        if gone and not stopping:
+            waiting += more()
         if waiting or running:
             time.sleep(_POLL_S)
 

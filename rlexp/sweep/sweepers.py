@@ -4,6 +4,7 @@ A trial is one setting of the search space. The values that the command line swe
 jobs, whose mean is its objective. A sweeper knows nothing of jobs, of packs, or of Hydra.
 """
 
+import enum
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,15 @@ class Refused(NamedTuple):
     why: str
 
 
+class Open(enum.Enum):
+    """Nothing new is known of the trial."""
+
+    OPEN = enum.auto()
+
+
+OPEN = Open.OPEN
+
+
 # The objective of a trial; None where a job of it failed, or gave no number.
 Result = float | None | Refused
 
@@ -27,6 +37,9 @@ Result = float | None | Refused
 # batch is the same one, with others in place of those. Started again in the same directory it yields the same trials in the same
 # batches, then goes on.
 Batches = Generator[list[Trial], Sequence[Result], None]
+
+# Without batches: yields all trials so far, each time that some are over; is sent what is known of each of them.
+Rolling = Generator[list[Trial], Sequence[Result | Open], None]
 
 
 class Sweep(NamedTuple):
@@ -44,7 +57,9 @@ class Sweeper(NamedTuple):
     """A sweeper's `make(config, sweep)` returns this; nothing is written before the first batch is asked for."""
 
     space: Space
-    batches: Batches
+    batches: Batches | None
     # None: the command line's multiplies the trials. Else they have all of that in them, and the sweeper says what came of them.
     grid: Sequence[Sequence[str]] | None = None
     redraws: bool = True  # whether others take the places of trials that are refused; else all are refused with one
+    rolling: Rolling | None = None  # in place of batches
+    per_slot: int = 1  # of `rolling`: trials that train together

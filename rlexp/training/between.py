@@ -1,11 +1,12 @@
 """What acts between two chunks, once an evaluation: it may change the Run, and let members leave their pack.
 
 `between=<name>` chooses a YAML with `module:`; that module has a `Config` and `make(config) -> Between`. Early stopping by
-`stop_at` is one that is always at hand; `sweeper=pbt` brings `rlexp.sweep.population`.
+`stop_at` is one that is always at hand; `sweeper=pbt` brings `rlexp.sweep.population`, `sweeper=tournament` `rlexp.sweep.pods`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -43,6 +44,25 @@ class Exchange(NamedTuple):
     words: str = ""  # for people, where anything was copied
 
 
+class Origin(NamedTuple):
+    """What a job of a sweep goes on from: all that another one has learnt."""
+
+    dir: Path  # its run directory
+    update: int  # of its checkpoint
+    settings: Mapping[
+        str, float
+    ]  # {path of a traced setting: as a configuration has it}, in the place of that one's own
+    told: Told
+
+
+class Finished(NamedTuple):
+    """A job of a sweep that has finished."""
+
+    config: Config
+    dir: Path
+    meta: Mapping[str, Any]  # of its last checkpoint
+
+
 class Between(NamedTuple):
     """Called after each evaluation but the last, before the next chunk is dispatched; `returns` [members] are of it."""
 
@@ -60,6 +80,11 @@ class Between(NamedTuple):
     prune: Callable[[Moment], Mapping[int, Leave]] = lambda moment: {}
     # Whether a pack of which at most half is left may go on as a smaller program, which costs its compilation.
     narrows: bool = False
+    # Of the jobs of a sweep that are to train as one pack (the sweep's directory, their configurations): what each goes on from,
+    # all of it equally far. None: they begin anew. Asked until there is a checkpoint of the pack.
+    origins: Callable[[Path, Sequence[Config]], Sequence[Origin] | None] | None = None
+    # (the sweep's directory, a job that has finished), before the sweep is told; after a kill once more. Raises OSError.
+    enter: Callable[[Path, Finished], None] | None = None
 
 
 def of(config: Config, modules: Mapping[str, str]) -> Sequence[Between]:

@@ -3,7 +3,8 @@
     source.next() in Python · the batch goes to the devices · the compiled half learns from it
 
 Where the source has a memory, that is compiled too: the batch goes into it, each logical shard's part into its own, and what is
-drawn from there is learnt from.
+drawn from there is learnt from. Where inserts and samples run apart (`rlexp.sources.apart`), any number of batches comes between
+two updates, each goes into the memory by itself, and the compiled half draws and learns.
 
 The learning is spread over the mesh as ever, and the evaluation too where its environments are compiled. A policy acts on one
 device, or where the source asks for devices of its own on those behind the mesh. So what environments of the host do does not
@@ -26,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 from rlexp.config import Config, ConfigError
 from rlexp.envs.base import HostEnv
 from rlexp.experiment import Experiment
+from rlexp.sources import apart
 from rlexp.sources.base import HostSource, Memory, Place, no_feedback
 from rlexp.training.evaluate import Episodes
 from rlexp.training.evaluation import Play, evaluation
@@ -94,16 +96,17 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         memory = memory_of(settings)
         return kept if memory is None else remember(layout, memory)(kept, batch)
 
-    def draw(kept: PyTree, settings: Settings, batch: Batch) -> tuple[PyTree, Batch, Metrics]:
-        """What is learnt from, of a batch that has come."""
+    def draw(kept: PyTree, settings: Settings, batch: PyTree) -> tuple[PyTree, Batch, Metrics]:
+        """What is learnt from, of a batch that has come; of what is in the memory already where batches come in apart."""
         memory = memory_of(settings)
         if memory is None:
             return kept, batch, {}
         with jax.named_scope("replay"):
-            return collect(layout, memory.source)(put_in(kept, settings, batch), ())
+            kept = kept if memory.apart else put_in(kept, settings, batch)
+            return collect(layout, memory.source)(kept, ())
 
     def learn_one(
-        state: PyTree, kept: PyTree, settings: Settings, batch: Batch, collected: Metrics, total: Metrics
+        state: PyTree, kept: PyTree, settings: Settings, batch: PyTree, collected: Metrics, total: Metrics
     ) -> Any:
         kept, batch, drawn = draw(kept, settings, batch)
         state, updates = learn_from(lead, state, batch)
@@ -132,12 +135,18 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     policy = jax.eval_shape(lambda s: policy_of(s, True), state)
     data, batch, collected = source.shapes(policy)
     kept = jax.eval_shape(empty, key, _first(settings), np.int32(0))
+    limits = None if source.memory is None else source.memory.apart
+    of_batch = collected
+    if limits is not None:
+        collected = apart.shapes(collected)
     _, drawn_from, drawn = jax.eval_shape(draw, kept, _first(settings), batch)
     updates = jax.eval_shape(lambda s, b: learn_from(lead, s, b)[1], state, drawn_from)
     total = collected | drawn | {name: jax.tree.map(_scalar, x) for name, x in updates.metrics.items()}
     places: PyTree = Place.REPLICATED
     if source.memory is not None:
-        data, places = Remembered(data, kept), Remembered(Place.REPLICATED, source.memory.source.places)
+        ahead = () if limits is None else jax.ShapeDtypeStruct((), np.float32)
+        data = Remembered(data, kept, ahead)
+        places = Remembered(Place.REPLICATED, source.memory.source.places, Place.REPLICATED)
     shapes = Run(
         *(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *np.shape(x)), x.dtype), t) for t in (state, data, settings))
     )
@@ -164,7 +173,11 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             donate_argnums=(0, 1, 5),
             out_shardings=(shardings.state, kept_shardings, layout.replicated, layout.replicated),
         )
-        placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, batch_shardings)
+        placed: Any = ()
+        if limits is None:
+            placed = jax.tree.map(
+                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, batch_shardings
+            )
         everywhere = (
             jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.replicated), tree)
             for tree in (collected, total)
@@ -212,16 +225,18 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         member = members[0]
         seeds, hp, settings = member_data(members)
 
-        def place(data: PyTree, kept: PyTree) -> PyTree:
+        def place(data: PyTree, kept: PyTree, ahead: float) -> PyTree:
             placed = everywhere(_alone(data))
-            return placed if source.memory is None else Remembered(placed, kept)
+            if source.memory is None:
+                return placed
+            return Remembered(placed, kept, () if limits is None else everywhere(np.full(1, ahead, np.float32)))
 
         def filled(
             source: HostSource, data: PyTree, key: Key, policy: PyTree, num_calls: int
         ) -> tuple[PyTree, Metrics]:
             """Of a source that has begun: with as much in the memory as the next update wants, and what was counted meanwhile."""
             if source.memory is None:
-                return place(data, ()), {}
+                return place(data, (), 0.0), {}
             traced, counted = settings_now(), list[Metrics]()
             kept = begin_memory(jax.device_put(key, layout.replicated), traced, np.int32(num_calls))
             for _ in range(source.memory.num_prefills):
@@ -229,34 +244,55 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 kept = add(kept, traced, put(batch))
                 counted.append(collected)
             total = jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype)[None], *counted) if counted else {}
-            return place(data, kept), total
+            limits = source.memory.apart
+            ahead = 0.0 if limits is None else apart.ahead_at_first(limits, source.memory.num_prefills)
+            return place(data, kept, ahead), total
 
         def compile_all() -> Program:
             began = time.perf_counter()
             learn, (play, close_play) = compiled(), player()
             source = member.source_of(member.settings)
+            feed: apart.Feed | None = None  # where inserts and samples run apart, since the first chunk
 
             def acting(state: PyTree) -> PyTree:
                 """The policy, on the device that acts; nothing for a source that steps no environments."""
                 return jax.device_put(explorer(state), actor) if lead.steps_environments else ()
 
+            def close_feed() -> None:
+                nonlocal feed
+                before, feed = feed, None
+                if before is not None:
+                    before.close()
+
             def begin() -> tuple[Run, Metrics]:
+                close_feed()
                 state, key = init_state(seeds[0], _first(hp))
                 key, policy = jax.device_put(_here(key)[0], actor), acting(state)
                 data, counted = filled(source, source.init(key, policy), key, policy, 0)
                 return Run(state, data, settings_now()), counted
 
             def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
+                nonlocal feed
                 state, kept = run.state, _kept(run.data)
+                ahead = 0.0 if limits is None else float(np.asarray(_here(run.data.ahead))[0])
                 data = jax.device_put(_first(_here(_stepped(run.data))), actor)
                 sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
                 shares = Shares()
+                if limits is not None and feed is None:
+                    feed = apart.Feed(source, limits, data=data, ahead=ahead, collected=of_batch)
                 for _ in range(num_updates):
                     policy = jax.block_until_ready(acting(state))
                     shares.lap("learning")
-                    data, batch, collected = source.next(data, policy)
-                    shares.lap("acting", waited=collected.get(WAITED))
-                    batch, ids = put(batch), batch.ids
+                    if feed is None:
+                        data, batch, collected = source.next(data, policy)
+                        shares.lap("acting", waited=collected.get(WAITED))
+                        batch, ids = put(batch), batch.ids
+                    else:
+                        data, batches, collected, ahead = feed.exchange(policy)
+                        shares.lap("acting", waited=collected[WAITED])
+                        for one in batches:
+                            kept = add(kept, run.settings, put(one))
+                        batch, ids = (), ()
                     collected = everywhere(collected)
                     shares.lap("copying")
                     jax.block_until_ready(sums)  # of the update before: no more than one batch waits on the devices
@@ -266,9 +302,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                         data = source.feedback(data, ids, np.asarray(told))
                 sums = _alone(jax.tree.map(np.asarray, jax.block_until_ready(sums)))
                 shares.lap("learning")
-                return Run(state, place(data, kept), run.settings), sums | shares.metrics()
+                return Run(state, place(data, kept, ahead), run.settings), sums | shares.metrics()
 
             def close() -> None:
+                close_feed()
                 source.close()
                 close_play()
 
@@ -316,6 +353,7 @@ class Remembered(NamedTuple):
 
     source: PyTree  # what the source keeps for a checkpoint, the same on all devices
     memory: PyTree  # the memory's, of each logical shard
+    ahead: PyTree = ()  # where inserts and samples run apart: by how many samples inserts are ahead
 
 
 def _stepped(data: PyTree) -> PyTree:

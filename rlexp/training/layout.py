@@ -4,10 +4,14 @@ Every leaf of a Run has the members as its first axis, a pack of one too. `Run.d
 source works shard by shard (`collect`); the update sees the global batch, and the compiler puts the reductions in.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout as DeviceLayout
+from jax.experimental.layout import with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -78,6 +82,19 @@ def one_by_one(f: Callable, shards: PyTree) -> PyTree:
     return jax.lax.map(f, shards)
 
 
+def _row_major(places: PyTree, data: PyTree) -> PyTree:
+    """Else XLA may lay an axis of one shard before that of the members, and copies all data of a pack to and fro in each update."""
+
+    def one(x: jax.Array) -> jax.Array:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # which has no layout
+        return x if is_key else with_layout_constraint(x, DeviceLayout(tuple(range(x.ndim))))
+
+    def of_place(place: Place, part: PyTree) -> PyTree:
+        return part if place is Place.HOST else jax.tree.map(one, part)
+
+    return jax.tree.map(of_place, places, data)
+
+
 def shard_by_shard(places: PyTree, f: Callable, data: PyTree, *rest: PyTree) -> tuple:
     """(data, …) of f(data of a shard, …), for each shard; what is replicated is given to all, and taken of the first."""
     of_shards, of_all = _parted(places, data)
@@ -88,6 +105,7 @@ def shard_by_shard(places: PyTree, f: Callable, data: PyTree, *rest: PyTree) -> 
         return data, *out
 
     data, *out = one_by_one(one, (of_shards, *rest))
+    data = jax.lax.platform_dependent(data, tpu=lambda data: data, default=functools.partial(_row_major, places))
     return _first_where_replicated(places, data), *out
 
 

@@ -136,7 +136,7 @@ class Saves:
     def let_leave(self, how: Mapping[int, Leave], update: int, run: Run) -> None:
         """Takes members out that have not failed, as they are now."""
         pack = self._pack
-        put = self._checkpoint.parts(self._config, _on_host(self._kept(run))) if how and not pack.alone else None
+        put = self._checkpoint.parts(self._config, on_host(self._kept(run))) if how and not pack.alone else None
         leaving = {i: how[i] for i in sorted(how.keys() & set(pack.going()))}
         pack.tell(leaving, pack.lead.env_steps(update))
         for i in leaving:
@@ -151,7 +151,7 @@ class Saves:
         """
         self._sync()
         going = self._pack.going()
-        part = jax.tree.map(lambda x: x[np.asarray(going)], _on_host(run))
+        part = jax.tree.map(lambda x: x[np.asarray(going)], on_host(run))
         meta = self._meta(update)
         meta |= {
             key: meta[key] and [meta[key][i] for i in going] for key in ("objectives", "agent_steps", "told", "members")
@@ -166,7 +166,7 @@ class Saves:
         """At the end: those that are trained still get their parts."""
         if self._directory != self._pack.members[0].dir and self._config.enabled:
             # Once: each slice of what is spread over devices would be a program of its own.
-            put = self._checkpoint.parts(self._config, _on_host(self._kept(run)))
+            put = self._checkpoint.parts(self._config, on_host(self._kept(run)))
             for i in self._pack.going():
                 self._put_part(i, update, put)
 
@@ -215,7 +215,7 @@ class Saves:
         return store.checkpoints(self._pack.members[i].dir)
 
 
-def _on_host(run: Run) -> Run:
+def on_host(run: Run) -> Run:
     """As NumPy arrays, which are saved in two thirds of the time; keys have no such form, and go to one device."""
 
     def fetch(x: jax.Array) -> jax.Array | np.ndarray:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 BACK_OFF_S = (0.1, 5.0)  # before one is started anew: at first, at most
+SQUEUE_S = 3.0  # from one look at Slurm's queue to the next, for all workers together
 TRIES = 5  # in a row without a step of its environments
 
 
@@ -124,14 +125,19 @@ def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, A
 
     executor = submitit.AutoExecutor(folder / "jobs", cluster=cluster)
     executor.update_parameters(**parameters)
+    queue = Queue()
 
     def start(index: int) -> Started:
         job = executor.submit(worker.main, [str(folder), str(index), "--patience", str(patience_s)])
 
+        submitted = time.monotonic()
+
         def ended() -> str | None:
-            if not job.done():
-                return None
-            return f"state {job.state}{_said(job.paths.stderr)} (job {job.job_id})"
+            if cluster == "slurm":
+                is_there, how = queue.has(job.job_id, submitted), "its job no longer in Slurm's queue"
+            else:
+                is_there, how = not job.done(), f"state {job.state}"
+            return None if is_there else f"{how}{_said(job.paths.stderr)} (job {job.job_id})"
 
         def kill() -> None:
             with contextlib.suppress(subprocess.CalledProcessError, OSError):  # it has ended meanwhile
@@ -140,6 +146,26 @@ def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, A
         return Started(ended, kill)
 
     return start
+
+
+class Queue:
+    """Of Slurm, as squeue shows it: what submitit asks, sacct, needs accounting, and it asks every ten minutes."""
+
+    def __init__(self) -> None:
+        self._asked = -SQUEUE_S
+        self._jobs: set[str] | None = None
+
+    def has(self, job: str, since: float) -> bool:
+        """Whether a job that was submitted then waits or runs; True as long as that is not known."""
+        if time.monotonic() - self._asked > SQUEUE_S:
+            asked, command = time.monotonic(), ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i"]
+            try:
+                said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            except (OSError, subprocess.TimeoutExpired):
+                said = None
+            self._asked = time.monotonic() if said is None or said.returncode else asked
+            self._jobs = None if said is None or said.returncode else set(said.stdout.split())
+        return self._jobs is None or self._asked < since or job in self._jobs
 
 
 def _said(log: Path) -> str:

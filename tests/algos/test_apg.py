@@ -48,7 +48,8 @@ def by_hand(built: Any, data: Any, state: Any, num_steps: int, gamma: float) -> 
     return mean_return
 
 
-@pytest.mark.parametrize("remat", ["false", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["false", "true"])
 def test_the_gradient_is_that_of_the_return_and_of_finite_differences(remat):
     """Windows that begin in the middle of an episode, and one in which episodes end."""
     short = "env.max_episode_steps=11"

@@ -37,6 +37,10 @@ SAMPLES: list[tuple[Line, list[str]]] = [
             ),
             ("-m sweeper=pbt sweeper.population=1e9 algo.hp.lr=interval(1e-4,1e-3)", ["sweeper.population", "100000"]),
             ("-m sweeper=pbt sweeper.population=60000 seed=0,1 algo.hp.lr=interval(1e-4,1e-3)", ["120000 jobs"]),
+            (
+                "-m sweeper=tournament sweeper.population=60000 algo.hp.lr=interval(1e-4,1e-3)",
+                ["600000 jobs", "100000"],
+            ),
             ("-m sweeper=asha sweeper.trials=1e9 algo.hp.lr=interval(1e-4,1e-3)", ["sweeper.trials", "100000"]),
             ("-m launcher.workers=1e9", ["launcher.workers", "4096"]),
             ("source=actors env=gymnasium/cartpole algo.source.num_actors=1e9", ["algo.source.num_actors", "4096"]),
@@ -238,6 +242,7 @@ def test_a_loop_of_links_is_no_folder_to_search(mode, tmp_path):
     assert ended.code == 0 and wrong_with(ended) is None, ended
 
 
+@pytest.mark.slow
 def test_all_of_a_pack_has_to_fit_into_the_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(hardware, "machine_bytes", lambda: 100_000_000)
     sweep = ["-m", "seed=0,1,2,3", "network.hidden=[1500,1500]"]  # 54 MB each

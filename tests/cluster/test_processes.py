@@ -146,6 +146,22 @@ def test_one_is_killed_then_all_and_the_resumed_run_is_the_undisturbed_one(numbe
 
 
 @pytest.mark.slow
+def test_recorded_traffic_that_two_read_is_what_one_reads(start, tmp_path):
+    from rlexp.envs.womd import features, generate
+
+    for i in range(2):
+        features.write(tmp_path / f"{i}.tfrecord", generate.records(("merge",), 1 + i, seed=i))
+    lines = []
+    for number in (2, 1):
+        own = ("env=womd", f"env.path={tmp_path}/*.tfrecord", "env.max_episode_steps=10", "total_env_steps=1280")
+        processes = start(number, *own, f"hydra.run.dir={tmp_path / str(number)}")
+        assert processes.wait() == [0] * number, processes.said(0)
+        lines.append([row["env/progress_ratio"] for row in rows(tmp_path / str(number)) if "env/progress_ratio" in row])
+    assert lines[0]
+    np.testing.assert_allclose(lines[0], lines[1], rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_a_notice_on_one_host_makes_all_save_the_same_update(start, tmp_path):
     run_dir = tmp_path / "run"
     processes = start(2, f"hydra.run.dir={run_dir}", "total_env_steps=1e7")
@@ -236,7 +252,8 @@ def test_each_process_finds_in_the_compilation_cache_what_process_0_wrote(tmp_pa
     assert second == [f"hits 2 {numbers[0]}", f"hits 2 {numbers[1]}"] and numbers[0] == numbers[1]
 
 
-@pytest.mark.parametrize("missing", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [0, 1])
 def test_processes_that_do_not_find_each_other_say_so(missing, start, tmp_path):
     """One waits for the other, which never comes: one line, and nothing is left behind."""
     processes = start(2, "processes.timeout_s=3", f"hydra.run.dir={tmp_path / 'run'}")

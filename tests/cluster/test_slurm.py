@@ -385,3 +385,19 @@ def test_bad_input(sweeps):
     said = sweeps.run("hydra.run.dir=run", *SMALL, "launcher=slurm", "launcher.partition=nowhere", code=2)
     assert "rlexp: launcher: sbatch refuses: " in said and "invalid partition" in said.lower()
     assert not (sweeps.directory / "run").exists()
+
+
+def test_a_tournament_is_tasks_of_an_array(sweeps):
+    """Pods on two nodes, which share a disk with the leaderboard; those that train are killed once."""
+    parent = sweeps.start(
+        "-m", "hydra.sweep.dir=sweep", *SMALL, "launcher=slurm", "launcher.cpus=2", "sweeper=tournament", "sweeper.population=3",
+        "sweeper.batch=1", "sweeper.leaders=1", "algo.hp.lr=tag(log, interval(1e-4, 1e-2))", "total_env_steps=384000",
+        "eval.every_env_steps=128000", "checkpoint.every_updates=500",
+    )  # fmt: skip
+    sweeps.wait(lambda: list(sweeps.directory.glob("sweep/leaderboard/0/1/*.json")), "a pod to end")
+    subprocess.run(["pkill", "-KILL", "-f", f"submitit.core._submit {sweeps.directory}"], check=False)
+    assert parent.wait(400) == 0, sweeps.said()
+    assert [e.status for e in sweeps.jobs()] == ["finished"] * 9
+    board = [int(path.parent.name) for path in sweeps.directory.glob("sweep/leaderboard/0/*/*.json")]
+    ages = [1 + rows(sweeps.directory / f"sweep/{e.dir}")[-1]["population/generation"] for e in sweeps.jobs()]
+    assert ages[:3] == [1, 1, 1] and max(ages) > 1 and sorted(board) == sorted(set(ages))

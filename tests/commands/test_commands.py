@@ -36,6 +36,7 @@ def test_version(monkeypatch, capsys):
     assert capsys.readouterr().out == f"rlexp {version('rlexp')}\n"
 
 
+@pytest.mark.slow
 def test_the_same_two_ways(tmp_path):
     """Also for modules in the folder where one stands, which a console script does not find by itself."""
     (tmp_path / "mine.py").write_text("")

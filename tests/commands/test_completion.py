@@ -54,7 +54,7 @@ def test_what_is_offered(line):
 
 def test_it_looks_where_hydra_looks():
     assert completion._CONF == compose.CONF_DIR
-    lists = {"observations", "rewards", "terminations", "commands", "events", "randomisation", "curriculum"}
+    lists = {"observations", "critic", "rewards", "terminations", "commands", "events", "randomisation", "curriculum"}
     free = {"between", "experiment", "replay"} | lists  # of which nothing need be chosen
     assert set(completion._groups([])) - free == {name for name, _ in completion._chosen([]).items()}
 
@@ -103,7 +103,7 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", ["bash", *(pytest.param(s, marks=pytest.mark.slow) for s in SHELLS if s != "bash")])
 def test_in_the_shell_itself(shell, tmp_path):
     """Typed into a terminal. `rlexp` there writes down what it is called with, but for completion."""
     command, setup = SHELLS[shell]

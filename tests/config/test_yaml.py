@@ -25,6 +25,7 @@ ADDED_LATER = (
     "shared_trunk",
     "stop_at",
     "return_",
+    "critic",
     "between",
     "at_start",
     "preemptions",
@@ -40,19 +41,25 @@ ADDED_LATER += ("video",)  # of an evaluation
 ADDED_LATER += ("pruner", "min_steps", "reduction")  # of Optuna
 ADDED_LATER += ("initialiser",)  # of a network
 ADDED_LATER += ("normalize_rewards", "action_bounds", "desired_kl")  # of PPO, the first of PQN and IMPALA too
+ADDED_LATER += ("num_devices",)  # of source=inference, which had none
 ADDED_LATER += ("inner",)  # of a replay over another source
+ADDED_LATER += ("error_buffer", "samples_per_insert", "min_size", "limiter_timeout_s")  # of a replay that runs apart
 ADDED_LATER += ("duelling", "value", "num_atoms", "value_min", "value_max")  # of DQN
 ADDED_LATER += ("importance_start", "importance_end", "importance_env_steps")
 ADDED_LATER += ("record", "path", "num_episodes", "mode", "format")  # of run=record
 ADDED_LATER += ("pruner", "min_steps", "reduction")  # of sweeper=optuna
 GOLDEN = Path(__file__).parent / "golden"
+MANY = ("env/*/*.yaml", "experiment/gymnax/*.yaml")
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
     for path in compose.CONF_DIR.rglob("*/*.yaml")
-    # the files of a suite differ in values only: one is composed, and tests/envs reads all of them
-    if path.parent.parent.name != "env" or path == min(path.parent.glob("*.yaml"))
+    # the files of a suite differ in values only: one is composed, and tests/envs reads all of them; so it is with its recipes
+    if not any(path.match(f"conf/{many}") for many in MANY) or path == min(path.parent.glob("*.yaml"))
 )
-RECIPES = [option.removeprefix("experiment=") for option in OPTIONS if option.startswith("experiment=")]
+RECIPES = sorted(
+    str(path.relative_to(compose.CONF_DIR / "experiment").with_suffix(""))
+    for path in (compose.CONF_DIR / "experiment").rglob("*.yaml")
+)
 NEEDS = {
     "algo=td3": ["env=gymnax/pendulum"],
     "network=cnn": ["env=gymnax/breakout"],  # an image
@@ -75,6 +82,7 @@ NEEDS = {
 }
 LISTS = (
     "observations",
+    "critic",
     "rewards",
     "terminations",
     "commands",

@@ -42,6 +42,7 @@ def elsewhere(at, angle, shift):
     return at._replace(scenario=made, ego=ego, view=traffic.seen(made, ego, at.cars))
 
 
+@pytest.mark.slow
 def test_rewards_and_observations_are_the_same_wherever_the_world_lies():
     at = starts(16)
     actions = jax.random.uniform(jax.random.key(1), (16, 2), minval=-1.0) * jnp.array([4.0, 0.2])
@@ -74,6 +75,7 @@ def ego_at(at, **changes):
     return at._replace(ego=ego, view=jax.vmap(traffic.seen)(at.scenario, ego, at.cars))
 
 
+@pytest.mark.slow
 def test_a_collision_is_where_boxes_meet_and_nobody_begins_with_one():
     at = starts(16)
     assert not np.asarray(one_step()(at, STRAIGHT_ON)[0].collision).any()

@@ -71,7 +71,7 @@ def test_table_of_the_documentation_is_complete():
     assert sorted(documented()) == OPTIONS
     page = (ROOT / "docs" / "environments.md").read_text()
     assert with_table(page, json.loads(KEPT.read_text())) == page  # `python -m benchmarks environments --table`
-    assert sorted({"envpool", "gymnasium", "gymnax_class", "managed", "wrapped", *SUITES}) == ADAPTERS
+    assert sorted({"envpool", "gymnasium", "gymnax_class", "managed", "waymax", "womd", "wrapped", *SUITES}) == ADAPTERS
 
 
 def test_every_file_is_read():

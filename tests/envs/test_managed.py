@@ -9,7 +9,7 @@ import point_world
 import pytest
 import yaml
 from envs.test_env_contract import check_rows, described
-from suites import CONF, build_env, node_of
+from suites import CONF, PACKAGES, SUITES, build_env, node_of
 from support import SMALL, StopAfter, assert_same, build, rows, train
 
 from rlexp.compose import search_path
@@ -93,13 +93,15 @@ def test_terms_of_the_driving_world_are_its_task():
 
 
 @pytest.mark.slow
-def test_terms_of_brax_are_its_task_and_bodies_differ():
-    pytest.importorskip("brax", reason="the extra of brax is not installed")
-    node = node_of("brax") | node_of("brax/inverted_pendulum") | {"max_episode_steps": 10}
-    lists = {k: node_of(f"../{k}/brax")[k] for k in ("observations", "rewards", "terminations")}
+@pytest.mark.parametrize("suite", ["brax", "playground"])
+def test_terms_of_a_body_are_its_task_and_bodies_differ(suite):
+    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra of {suite} is not installed")
+    option = f"{suite}/{SUITES[suite]}"
+    node = node_of(suite) | node_of(option) | {"max_episode_steps": 10}
+    lists = {k: node_of(f"../{k}/{suite}")[k] for k in ("observations", "rewards", "terminations")}
     lists |= {k: [] for k in ("commands", "events", "randomisation", "curriculum")}
     actions = ACTIONS[:14]
-    theirs = played(build_env("brax/inverted_pendulum", max_episode_steps=10), actions)[0]
+    theirs = played(build_env(option, max_episode_steps=10), actions)[0]
     ours = played(build_env("managed", inner=node, **lists), actions)[0]
     np.testing.assert_allclose(ours.obs["observed"], theirs.obs, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(ours.reward, theirs.reward)
@@ -307,9 +309,10 @@ def test_terms_of_ones_own_module(plain):
 
 
 LISTS = {
-    "observations": ["brax", "driving", "driving_speed"],
-    "rewards": ["brax", "driving", "driving_speed"],
-    "terminations": ["brax", "driving"],
+    "observations": ["brax", "driving", "playground", "playground_locomotion", "driving_speed"],
+    "critic": ["playground_locomotion", "driving"],
+    "rewards": ["brax", "driving", "playground", "driving_speed"],
+    "terminations": ["brax", "playground", "driving"],
     "commands": ["driving_speed"],
     "events": ["driving_pushes"],
     "randomisation": ["brax", "driving"],
@@ -323,7 +326,7 @@ def test_the_lists_of_the_driving_world_fit_each_other():
     for group, names in LISTS.items():
         assert {path.stem for path in (CONF.parent / group).glob("*.yaml")} - {"none"} == set(names)
     spec = build("env=managed", *(f"{group}={names[-1]}" for group, names in LISTS.items())).spec
-    assert spec.observation["speed"].shape == ()
+    assert spec.observation.policy["speed"].shape == () and spec.observation.critic["cars"].shape == (12, 8)
 
 
 @pytest.mark.slow

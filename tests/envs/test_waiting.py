@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import SMALL, build, train
+from support import SMALL, build, train, without_clock
 from support import rows as rows_of
 
 from rlexp.algos.base import Algorithm
@@ -93,7 +93,7 @@ def waits(rows: Any, b: int) -> np.ndarray:
     return np.concatenate([[False], begun[:-1], [False]])
 
 
-CASES = given(resets=st.sampled_from([1, 99]), seed=st.integers(0, 500))
+CASES = given(resets=st.sampled_from([1, 99, "auto"]), seed=st.integers(0, 500))
 
 
 @CASES
@@ -121,7 +121,7 @@ def test_rows_are_those_of_each_environment_alone(resets, seed):
         # no transition goes from one episode to the next
         for t in np.flatnonzero(ours.first[1:T, b]) + 1:
             assert ours.valid[t - 1, b] == 0 and ours.valid[t, b] == 1
-    if resets >= B:
+    if resets in (99, "auto"):  # nobody waits
         assert num_transitions == alone.valid[:T].sum()
     assert ours.valid[:T].sum() == num_transitions
     share = metrics["train/agent_step_share"]
@@ -181,12 +181,12 @@ def test_who_waited_longest_is_first():
 
 
 def test_a_step_makes_no_more_resets_than_it_may():
-    """Each reset draws 777 numbers."""
-    for resets, shape in ((None, f"[{B},{WIDTH}]"), (2, f"[2,{WIDTH}]")):
+    """Each reset draws 777 numbers. With "auto" one at a time, as often as it takes."""
+    for resets, shape in ((None, f"[{B},{WIDTH}]"), (2, f"[2,{WIDTH}]"), ("auto", f"[1,{WIDTH}]")):
         envs = batched(drawn(resets))
         state, _ = jax.eval_shape(envs.reset, jax.random.split(jax.random.key(0), B))
         text = str(jax.make_jaxpr(envs.step)(state, jnp.zeros(B, jnp.int32)))
-        assert [f"[{n},{WIDTH}]" for n in (2, B) if f"[{n},{WIDTH}]" in text] == [shape]
+        assert [f"[{n},{WIDTH}]" for n in (1, 2, B) if f"[{n},{WIDTH}]" in text] == [shape]
 
 
 def test_an_evaluation_is_the_same_one():
@@ -211,9 +211,22 @@ def test_it_is_a_key_of_the_adapters_and_trains(tmp_path):
     assert all(1 <= line["train/length_mean"] <= 9 for line in lines if line.get("train/length_mean"))
 
 
+@pytest.mark.slow
+def test_a_pack_trains_with_as_many_resets_as_are_due(tmp_path):
+    """Two members and two shards; what each comes to is what it comes to where every environment resets itself."""
+    few = ("env=gymnax/cartpole", "env.max_episode_steps=9", "algo.num_envs=8", "shards=2", *SMALL)
+    told = []
+    for resets in ("auto", "null"):
+        train(tmp_path / resets, *few, f"env.resets={resets}", seeds=(0, 1))
+        told.append([without_clock(rows_of(tmp_path / resets / str(seed))) for seed in (0, 1)])
+    for auto, alone in zip(told[0], told[1], strict=True):
+        for ours, theirs in zip(auto, alone, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
 @pytest.mark.parametrize("resets", [0, -1])
 def test_bad_input(resets):
     with pytest.raises(
-        ConfigError, match=f"^env.resets: {resets} is not allowed; expected greater than or equal to 1$"
+        ConfigError, match=f"^env.resets: {resets} is not allowed; expected greater than or equal to 1 or 'auto'$"
     ):
         build("env=gymnax/cartpole", f"env.resets={resets}")

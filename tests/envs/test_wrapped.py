@@ -120,6 +120,7 @@ def test_one_alone_is_as_in_a_batch():
         np.testing.assert_allclose(row.obs["done"], told.obs["done"][t + 1, 1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_is_composed_and_trains(tmp_path):
     wraps = ["env=wrapped", "env@env.inner=probe/recall", "env.frame_stack=2", "env.reward_clip=0.5"]
     assert build(*wraps).spec.observation.shape == (2,)

@@ -48,10 +48,10 @@ def test_ppo_solves_acrobot(tmp_path):
     assert returns.mean() >= -100
 
 
-@pytest.mark.parametrize("overrides", ["algo=pqn", "experiment=cartpole_dqn"])
-def test_value_based_algorithms_solve_cartpole(overrides, tmp_path):
-    returns = final_returns(tmp_path, overrides, "env=gymnax/cartpole", num_seeds=8)
-    assert returns.mean() >= 450
+@pytest.mark.parametrize(("overrides", "mean"), [("algo=pqn", 490), ("experiment=cartpole_dqn", 480)])
+def test_value_based_algorithms_solve_cartpole(overrides, mean, tmp_path):
+    """Published: 491 to 498. Eight seeds say little: of DQN's most end at 500, and one in ten far below."""
+    assert final_returns(tmp_path, overrides, "env=gymnax/cartpole", num_seeds=24).mean() >= mean
 
 
 def test_impala_solves_cartpole(tmp_path):

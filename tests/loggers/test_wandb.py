@@ -337,6 +337,7 @@ def test_a_server_that_goes_silent(child, server):
     whole_offline(child, child.run(timeout_s=2.0), "context deadline exceeded")
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_names_what_to_sync(child, server):
     server.silence_after_start.set()
     done = child.run(timeout_s=2.0)

@@ -94,8 +94,10 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.parametrize("platform", ["cpu", "default"])
 @pytest.mark.parametrize("layers", [DENSE, *CONVOLUTIONS.values()], ids=["dense", *CONVOLUTIONS])
-def test_flaxs_layers_have_the_same_parameters_outputs_and_gradients(layers):
+def test_flaxs_layers_have_the_same_parameters_outputs_and_gradients(layers, platform, monkeypatch):
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **branches: branches[platform](*args))
     own, flaxs, shape = layers
     x = jax.random.normal(jax.random.key(1), shape)
     params = jax.tree.map(lambda p: p + 0.1, own.init(jax.random.key(0), x))
@@ -121,6 +123,19 @@ def test_a_last_layer_is_not_rounded():
     assert dense.Dense(1, 1.0, jnp.bfloat16).apply(params, x).dtype == jnp.bfloat16
 
 
+def test_gradients_of_convolutions_are_products_of_windows_on_a_cpu_only():
+    def loss(kernel, x):
+        return jnp.sum(jnp.square(convolution(x, kernel, 2)))
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(jnp.ones((3, 3, 4, 16)), jnp.ones((2, 10, 10, 4)))
+    programs = {name: traced.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu")}
+    assert {name: text.count("stablehlo.convolution") for name, text in programs.items()} == {
+        "cpu": 1,
+        "cuda": 3,
+        "tpu": 3,
+    }
+
+
 # --- sums in float32 ---------------------------------------------------------------------------------------------------
 
 
@@ -142,3 +157,6 @@ def test_gradients_of_bfloat16_convolutions_are_summed_in_float32():
     dkernel = jax.grad(lambda k: jnp.sum(convolution(x, k, 1)))(jnp.ones((1, 1, 1, 1)))
     assert dkernel.dtype == jnp.float32
     assert float(dkernel[0, 0, 0, 0]) == 257 * 9
+    # A pixel that 324 windows see.
+    dx = jax.grad(lambda x: jnp.sum(convolution(x, jnp.ones((18, 18, 1, 1)), 1).astype(jnp.float32)))
+    assert float(dx(jnp.ones((1, 35, 35, 1), jnp.bfloat16))[0, 17, 17, 0]) == 324

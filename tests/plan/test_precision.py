@@ -24,7 +24,15 @@ LAYERS = {"dot_general", "conv_general_dilated", "tanh", "max", "add", "add_any"
 LAYERS |= {"convert_element_type", "integer_pow", "gt", "div"}
 LAYERS |= {"one_minus_square"}  # since jax 0.11, in the derivative of tanh
 MOVES = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "concatenate", "rev", "copy", "pad"}
-MOVES |= {"dynamic_slice", "dynamic_update_slice", "gather", "optimization_barrier", "split", "stack"}
+MOVES |= {
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "optimization_barrier",
+    "layout_constraint",
+    "split",
+    "stack",
+}
 MOVES |= {"bitcast_convert_type"}  # where what is remembered is shuffled with its rows
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -72,17 +71,6 @@ def test_lines_that_are_gone_are_told_when_a_run_goes_on(tmp_path, capfd):
     assert jsonl.gap(metrics, 512, 3) is None
     metrics.write_text(lines[2])
     assert jsonl.gap(metrics, 512, None) is None  # a checkpoint that does not say how many there were
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """128 kB; what is not filled yet is given back to the test."""
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(place)], capture_output=True).returncode:
-        pytest.skip("only root can make a small disk")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_is_told_with_its_path(small_disk):

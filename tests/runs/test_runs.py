@@ -66,6 +66,7 @@ def test_again_in_the_same_process_and_in_a_thread(trained):
     assert (logging.getLogger().handlers, sys.argv) == (handlers, argv)
 
 
+@pytest.mark.slow
 def test_a_sweep(place):
     ours = ("WANDB_RUN_GROUP", "HYDRA_FULL_ERROR")  # other packages set some of their own as they are imported
     before = [os.environ.get(name) for name in ours]

@@ -19,6 +19,7 @@ from rlexp.envs.base import HostEnv, Opened
 from rlexp.machine.stop import Stop
 from rlexp.sources import actors
 from rlexp.sources.base import is_host
+from rlexp.sources.host import on_those_who_act
 from rlexp.training import program
 from rlexp.training.loop import Member, Resume, layout_of, train_pack
 from rlexp.types import Discrete, EnvSpec, TimeStep
@@ -205,7 +206,8 @@ def test_some_devices_act_and_others_learn():
 def test_the_policy_lies_on_the_devices_that_act():
     last = jax.devices()[-2:]
     placed = jax.device_put(policy(0), last[0])
-    assert actors._acting(placed, 2) == last and actors._acting(placed, 0) == last[:1]
+    for num_devices, devices in ((2, last), (0, last[:1])):
+        assert [list(p.devices()) for p in on_those_who_act(placed, num_devices)] == [[device] for device in devices]
 
 
 # --- ends --------------------------------------------------------------------------------------------------------------

@@ -72,9 +72,15 @@ def test_a_run_is_recorded_as_minari_knows_it(place, monkeypatch, capsys):
         np.testing.assert_array_equal(arrow.read(i).observations, data[i].observations)
 
 
-def test_a_greedy_record_is_another_and_nothing_is_overwritten(place):
-    done = recorded("hdf5", "greedy-v0", "record.mode=greedy")
-    data = reading.opened("greedy-v0")
+@pytest.fixture(scope="module")
+def greedy(place):
+    """Another data set, `greedy-v0`."""
+    return recorded("hdf5", "greedy-v0", "record.mode=greedy")
+
+
+@pytest.mark.slow
+def test_a_greedy_record_is_another_and_nothing_is_overwritten(greedy):
+    done, data = greedy, reading.opened("greedy-v0")
     assert done.objective == pytest.approx(np.mean(data.lengths))
     assert done.summary["status"] == "finished" and done.summary["env_steps"] == 64
     data.close()
@@ -107,7 +113,8 @@ def test_resumed_it_is_the_run_that_never_stopped(kind, place, tmp_path):
     assert all(line["train/epoch"] > 0 for line in lines[1:])
 
 
-def test_another_data_set_than_before_is_refused(place, tmp_path):
+@pytest.mark.slow
+def test_another_data_set_than_before_is_refused(greedy, tmp_path):
     train(tmp_path, *bc(), stop=StopAfter(1))
     with pytest.raises(OSError, match="not the data set that this run has learnt from so far"):
         train(tmp_path, *bc(), "total_env_steps=30", "algo.source.path=greedy-v0", resume=Resume(tmp_path / "0", "all"))

@@ -153,6 +153,7 @@ def test_an_evaluation_can_be_repeated(trained):
     assert episodes.episode_return.shape == (3,) and (episodes.episode_return == episodes.length).all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     """With an environment that remembers nothing: parameters, counters, keys and metric lines are those of a run in one go."""
     half, whole = toy("total_env_steps=320", "algo.anneal_lr=false"), toy("algo.anneal_lr=false")
@@ -383,6 +384,18 @@ def test_a_source_has_to_say_by_its_type_where_it_runs(monkeypatch):
     monkeypatch.setattr(experiment, "_check_place", lambda *_: None)
     with pytest.raises(ConfigError, match=r"host\.make gives a HostSource; its return type has to say so"):
         build("env=gymnasium/cartpole")
+
+
+@pytest.mark.parametrize("given", [["algo=ppo"], ["algo=impala"], ["algo=bc", "algo.source.path=x"]])
+def test_a_memory_that_nobody_would_learn_from_is_refused(given):
+    with pytest.raises(
+        ConfigError, match=r"^replay=50k: algo=\w+ learns from what rlexp\.sources\.\w+ gives as it comes"
+    ):
+        compose.compose_node([*given, "replay=50k"])
+    with pytest.raises(ConfigError, match=r"^replay=50k: source=replay is a memory itself, .* try source=replay_50k"):
+        compose.compose_node(["algo=dqn", "replay=50k"])
+    for more in (["source=replay_50k"], ["env=gymnasium/cartpole"], ["env=gymnasium/cartpole", "source=inference"]):
+        assert compose.compose_node(["algo=dqn", "replay=50k", *more])[0]["algo"]["source"]["capacity"] == 51_200
 
 
 def test_a_source_in_the_file_of_an_algorithm(tmp_path):

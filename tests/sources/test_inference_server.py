@@ -57,7 +57,7 @@ def test_every_step_is_there_once_and_none_is_too_old(tmp_path, num_workers, max
         workers = [Plays(tmp_path, i) for i in range(num_workers)]
         calls, seen = 0, dict.fromkeys(range(num_workers), 0)
         for update in range(10):
-            unrolls, counted = server.learn_from(policy(update))
+            unrolls, counted = server.learn_from((policy(update),))
             assert len(unrolls) == num_workers and counted.lost == 0
             calls += counted.calls
             assert_whole(unrolls)
@@ -77,19 +77,38 @@ def test_every_step_is_there_once_and_none_is_too_old(tmp_path, num_workers, max
     assert [worker.kind for worker in workers] == [Kind.END] * num_workers
 
 
+def test_devices_share_the_workers(tmp_path):
+    """Each acts for its own with its own policy, and remembers for them; policies tell here which device it was."""
+    devices = jax.devices()[1:3]
+    with acting(tmp_path, num_workers=3, max_lag=1) as server:
+        workers = [Plays(tmp_path, i) for i in range(3)]
+        seen = set()
+        for update in range(6):
+            policies = tuple(jax.device_put(policy(10 * update + i), device) for i, device in enumerate(devices))
+            unrolls, _ = server.learn_from(policies)
+            assert_whole(unrolls)
+            for unroll in unrolls:
+                worker = int(unroll.rows[0].obs[0][0, 0])
+                assert {int(row.extras[1][0]) % 10 for row in unroll.rows} == {worker % 2}
+                seen.add(worker)
+        assert seen == {0, 1, 2} and [list(table.devices()) for table in server._tables] == [[d] for d in devices]
+    for worker in workers:
+        worker.join(10)
+
+
 def test_a_slow_worker_stalls_nobody(tmp_path):
     goes_on = threading.Event()
     with acting(tmp_path, num_workers=3, max_lag=1) as server:
         workers = [Plays(tmp_path, i) for i in range(2)]
         workers.append(Plays(tmp_path, 2, before_step=lambda step: step == 2 and goes_on.wait(30)))
         for update in range(8):  # it is in the middle of its unroll all the time
-            unrolls, _ = server.learn_from(policy(update))
+            unrolls, _ = server.learn_from((policy(update),))
             assert_whole(unrolls)
             assert all(update - unroll.version <= 1 for unroll in unrolls)
         goes_on.set()
         came = set()
         for update in range(8, 20):
-            unrolls, _ = server.learn_from(policy(update))
+            unrolls, _ = server.learn_from((policy(update),))
             assert all(update - unroll.version <= 1 for unroll in unrolls)
             came |= {int(unroll.rows[0].obs[0][0, 0]) for unroll in unrolls}
         assert 2 in came
@@ -104,9 +123,9 @@ def test_each_worker_has_its_place_where_batches_are_remembered(tmp_path):
             Plays(tmp_path, 0),
             Plays(tmp_path, 1, before_step=lambda step: step == 7 and threading.Event().wait(0.3)),
         ]
-        batches = [server.learn_from(policy(0))[0]]
+        batches = [server.learn_from((policy(0),))[0]]
         workers.append(Plays(tmp_path, 0, life=1))
-        batches += [server.learn_from(policy(update))[0] for update in range(1, 8)]
+        batches += [server.learn_from((policy(update),))[0] for update in range(1, 8)]
         ends: dict[int, list] = {}
         for unrolls in batches:
             assert [int(u.rows[0].obs[0][0, 0]) for u in unrolls] == [0, 1]
@@ -128,9 +147,9 @@ def test_a_part_of_a_batch_does_not_wait_for_the_others(tmp_path):
     with acting(tmp_path, num_workers=4, max_lag=4, batch_timeout_s=0.01) as server:
         workers = [Plays(tmp_path, i) for i in range(2)]
         workers += [Plays(tmp_path, i, before_step=lambda step: step == 1 and hold.wait(30)) for i in (2, 3)]
-        _, counted = server.learn_from(policy(0))
+        _, counted = server.learn_from((policy(0),))
         assert counted.acted_for / counted.calls <= 4 * NUM_ENVS
-        server.learn_from(policy(1))
+        server.learn_from((policy(1),))
         hold.set()
     for worker in workers:
         worker.join(10)
@@ -140,7 +159,7 @@ def test_no_more_than_batch_size_at_once(tmp_path):
     with acting(tmp_path, num_workers=4, max_lag=2, batch_size=2 * NUM_ENVS, batch_timeout_s=5.0) as server:
         workers = [Plays(tmp_path, i) for i in range(4)]
         for update in range(4):
-            _, counted = server.learn_from(policy(update))
+            _, counted = server.learn_from((policy(update),))
             assert counted.acted_for / counted.calls <= 2 * NUM_ENVS
     for worker in workers:
         worker.join(10)
@@ -215,7 +234,7 @@ def test_a_worker_that_sends_nonsense_is_turned_away_and_the_others_go_on(tmp_pa
         assert code is Code.INVALID_ARGUMENT and said in why
         call.close()
         for update in range(3):
-            unrolls, _ = server.learn_from(policy(update))
+            unrolls, _ = server.learn_from((policy(update),))
             assert {int(u.rows[0].obs[0][0, 0]) for u in unrolls} == {0}
     good.join(10)
 
@@ -229,7 +248,7 @@ def test_a_message_over_the_limit_is_turned_away(tmp_path):
         code, why = call.send(b"\3" * 100_000).refused()
         assert code is Code.RESOURCE_EXHAUSTED and "2000" in why
         call.close()
-        server.learn_from(policy(0))
+        server.learn_from((policy(0),))
     good.join(10)
 
 
@@ -249,7 +268,7 @@ def test_a_worker_that_comes_again_takes_its_place_and_no_unroll_has_two_lives(t
         assert old.answer() is Kind.WELCOME
         threading.Thread(target=old.step, args=(0, 1, 0), name="plays").start()
         learnt: list = []
-        learner = threading.Thread(target=lambda: learnt.append(server.learn_from(policy(0))), name="plays")
+        learner = threading.Thread(target=lambda: learnt.append(server.learn_from((policy(0),))), name="plays")
         learner.start()
         for step in range(3):  # half an unroll
             assert old.answer() is Kind.ACTIONS
@@ -263,7 +282,7 @@ def test_a_worker_that_comes_again_takes_its_place_and_no_unroll_has_two_lives(t
         assert_whole(unrolls)
         assert unrolls[0].rows[0].obs[0][0].tolist() == [0, 2, 0] and counted.lost == 1
         for update in range(1, 7):  # what the old one has not completed is not learnt from later either
-            unrolls, _ = server.learn_from(policy(update))
+            unrolls, _ = server.learn_from((policy(update),))
             assert_whole(unrolls)
             assert unrolls[0].rows[0].obs[0][0, 1] == 2
         old.close()
@@ -281,7 +300,7 @@ def test_who_says_nothing_is_given_up(tmp_path):
         for call in (silent, mute):
             assert call.refused()[0] is Code.CANCELLED
             call.close()
-        unrolls, _ = server.learn_from(policy(0))
+        unrolls, _ = server.learn_from((policy(0),))
         assert_whole(unrolls)
     good.join(10)
 
@@ -289,7 +308,7 @@ def test_who_says_nothing_is_given_up(tmp_path):
 def test_without_workers_the_learner_ends_with_an_error(tmp_path):
     said = r"no environment has moved for 0\.5 s; worker 0, 1 is not here"
     with acting(tmp_path, num_workers=2, timeout_s=0.5) as server, pytest.raises(TimeoutError, match=said):
-        server.learn_from(policy(0))
+        server.learn_from((policy(0),))
 
 
 def test_an_error_of_the_environment_ends_the_run_with_it(tmp_path):
@@ -298,7 +317,7 @@ def test_an_error_of_the_environment_ends_the_run_with_it(tmp_path):
         assert call.answer() is Kind.WELCOME
         call.send(wire.write(Kind.FAILED, {"error": "Traceback\nRuntimeError: the game crashed"}))
         with pytest.raises(RuntimeError, match=r"worker 0: Traceback\nRuntimeError: the game crashed"):
-            server.learn_from(policy(0))
+            server.learn_from((policy(0),))
         call.close()
 
 
@@ -311,7 +330,7 @@ def test_the_port_is_free_afterwards(tmp_path):
     for _ in range(2):
         with acting(tmp_path, address=f"127.0.0.1:{port}") as server:
             worker = Plays(tmp_path)
-            server.learn_from(policy(0))
+            server.learn_from((policy(0),))
             with pytest.raises(ConfigError, match="not possible to listen on"):
                 address.check_here(f"127.0.0.1:{port}")
             with (
@@ -329,7 +348,7 @@ def test_a_unix_socket(tmp_path):
     address.check_here(place)
     with acting(tmp_path, address=place) as server:
         worker = Plays(tmp_path)
-        assert_whole(server.learn_from(policy(0))[0])
+        assert_whole(server.learn_from((policy(0),))[0])
         with pytest.raises(ConfigError, match="somebody listens there"):
             address.check_here(place)
     worker.join(10)
@@ -353,7 +372,7 @@ def test_tls(tmp_path):
     tls = address.check_tls(certificate, key, None)
     with acting(tmp_path, tls=tls) as server:
         worker = Plays(tmp_path)
-        assert_whole(server.learn_from(policy(0))[0])
+        assert_whole(server.learn_from((policy(0),))[0])
         note = meeting.read(tmp_path / meeting.FOLDER)[0]  # type: ignore[index]
         for stranger in (note._replace(authority=None), note._replace(authority=other)):
             call = Call(tmp_path, note=stranger).hello()

@@ -47,7 +47,7 @@ def train(directory: Path, lead: experiment.Experiment, resume: Path | None = No
 @pytest.mark.parametrize(
     "line",
     [
-        "env=gymnasium/cartpole algo=dqn algo.num_updates=2",
+        pytest.param("env=gymnasium/cartpole algo=dqn algo.num_updates=2", marks=pytest.mark.slow),
         pytest.param(
             "env=gymnasium env.id=Pendulum-v1 algo=sac algo.num_updates=2 precision=bf16 source=actors",
             marks=pytest.mark.slow,

@@ -1,5 +1,6 @@
 """Real worker processes that are killed, stopped, or whose environments are at fault; and a learner that is."""
 
+import gc
 import json
 import os
 import random
@@ -125,7 +126,11 @@ def test_a_worker_that_falls_silent_is_replaced_and_nobody_waits_for_it(tmp_path
     ("breaks", "said"),
     [
         pytest.param("raise", r"worker \d: Traceback (.|\n)*RuntimeError: the game crashed$", marks=pytest.mark.slow),
-        ("shape", r"worker \d: (.|\n)*Unreadable: reward: expected float32\[2\], got float32\[3\]$"),
+        pytest.param(
+            "shape",
+            r"worker \d: (.|\n)*Unreadable: reward: expected float32\[2\], got float32\[3\]$",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("open", r"worker \d: (.|\n)*RuntimeError: the game cannot be found$", marks=pytest.mark.slow),
     ],
 )
@@ -161,6 +166,27 @@ def test_workers_are_jobs_of_submitit_too(tmp_path, monkeypatch):
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    for one in (
+        gc.get_objects()
+    ):  # submitit does not await what it has started, which Python would complain of in another test
+        if isinstance(one, subprocess.Popen) and one.returncode is None and "submitit" in str(one.args):
+            one.wait(timeout=20)
+
+
+def test_a_job_that_is_not_in_slurms_queue_has_ended(tmp_path, monkeypatch):
+    """What squeue does not answer is no reason to start a worker anew, nor is an answer from before there was the job."""
+    said, squeue = tmp_path / "said", tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\ncat {said}\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(keeper, "SQUEUE_S", 0.0)
+    said.write_text("7\n8\n")
+    queue, early = keeper.Queue(), time.monotonic() - 1
+    assert queue.has("8", early) and not queue.has("9", early) and queue.has("9", time.monotonic() + 60)
+    said.unlink()
+    assert queue.has("9", early)
+    said.write_text("")
+    assert not queue.has("8", early)
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """A sweep with a launcher that trains nothing: a job's objective is computed from its overrides."""
 
+import contextlib
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -24,6 +27,33 @@ OPTIONS = {"network": ["cnn", "mlp", "mlp_layernorm"]}
 
 class Killed(BaseException):
     """The process dies here."""
+
+
+@contextlib.contextmanager
+def dying(where: str) -> Iterator[Callable[[], None]]:
+    """The process dies after so many questions, answers or notes to Optuna, as in `ask 5`, or calls of what is given, `job 5`."""
+    import optuna
+
+    what, count = where.split()
+    calls = itertools.count(1)
+
+    def die(of: str = "job") -> None:
+        if of == what and next(calls) == int(count):
+            raise Killed
+
+    def and_die(real: Callable[..., Any], of: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out = real(*args, **kwargs)
+            die(of)
+            return out
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, of in (("ask", "ask"), ("tell", "tell"), ("set_user_attr", "note")):
+            patch.setattr(optuna.study.Study, name, and_die(getattr(optuna.study.Study, name), of))
+        with pytest.raises(Killed):
+            yield die
 
 
 def value_of(overrides: Sequence[str], key: str) -> float:

@@ -183,6 +183,7 @@ def undisturbed(programs, tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_a_pack_becomes_smaller_and_who_was_pruned_keeps_what_it_has_learnt(undisturbed, programs):
     steps = [rows(undisturbed / str(i))[-1]["env_steps"] for i in range(4)]
     assert steps == [64, 320, 64, 128]

@@ -90,6 +90,7 @@ def dies_after(jobs_started: int) -> Callable[[], None]:
     return die
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_asks_the_same_again(tmp_path):
     searched(tmp_path / "whole")
     with pytest.raises(Killed):

@@ -2,6 +2,7 @@
 
 import sys
 
+import pytest
 from support import QUIET, SMALL
 
 from rlexp import __main__ as cli
@@ -13,6 +14,7 @@ from rlexp.sweep.manifest import Manifest
 from .searches import LR
 
 
+@pytest.mark.slow
 def test_a_batch_has_the_program_of_the_one_before(tmp_path, monkeypatch):
     """Whatever the sweeper asks for, if only data of the program differ."""
     traced, trained, trace = [], [], packs.trace

@@ -1,6 +1,7 @@
 """Hydra's own suite for launchers, on ours with `pack=off`: then it runs the jobs of any application, one after the other."""
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import LauncherTestSuite
@@ -18,7 +19,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def as_in_a_process_of_its_own(monkeypatch):
-    """The suite's applications name no version_base, and whatever an earlier test's has named would count for them."""
+    """The suite's applications name no version_base, and whatever an earlier test's has named, or has left open, would count."""
+    GlobalHydra.instance().clear()
     monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.1"))
 
 

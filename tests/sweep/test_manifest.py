@@ -10,7 +10,7 @@ from support import environment
 from rlexp.sweep.__main__ import main
 from rlexp.sweep.manifest import NAME, Manifest
 
-VERBS = ("status", "report", "resume", "retry", "sync", "cancel")
+VERBS = ("status", "report", "dashboard", "resume", "retry", "sync", "cancel")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -49,6 +49,8 @@ def test_a_sweep_that_was_killed_at_its_very_beginning(tmp_path, capsys, verb):
     if verb in ("resume", "retry", "cancel"):
         assert code == 2
         assert said == f"rlexp.sweep: {tmp_path}: this sweep had hardly begun; give its own command line again\n"
+    elif verb == "dashboard":
+        assert (code, said) == (2, f"rlexp.sweep: dashboard: no job of {str(tmp_path)!r} has begun yet\n")
     else:
         assert code == 0 and said == ""
 

@@ -15,7 +15,7 @@ from rlexp.sweep.hydra_sweep import sweep
 from rlexp.sweep.manifest import JobFailed, Manifest
 from rlexp.sweep.sweepers import Sweep
 
-from .searches import FIXED, LR, Killed, Plugin, chosen, jobs, log_lr, search, study, value_of
+from .searches import FIXED, LR, Killed, Plugin, chosen, dying, jobs, log_lr, search, study, value_of
 
 
 def test_optuna_missing_is_told(tmp_path, monkeypatch):
@@ -100,33 +100,9 @@ KILLED = ("sweeper=optuna", LR, "algo.hp.gamma=interval(0.9, 1)", "sweeper.num_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", DEATHS)
-def test_killed_anywhere_it_ends_as_if_undisturbed(where, undisturbed, tmp_path, monkeypatch):
-    import optuna
-
-    what, count = where.split()
-    left = [int(count)]
-
-    def die(of: str) -> None:
-        if of == what:
-            left[0] -= 1
-            if left[0] == 0:
-                raise Killed
-
-    def dying(name: str, of: str) -> None:
-        real = getattr(optuna.study.Study, name)
-
-        def after(self, *args, **kwargs):
-            out = real(self, *args, **kwargs)
-            die(of)
-            return out
-
-        monkeypatch.setattr(optuna.study.Study, name, after)
-
-    for name, of in (("ask", "ask"), ("tell", "tell"), ("set_user_attr", "note")):
-        dying(name, of)
-    with pytest.raises(Killed):
-        search(tmp_path, *KILLED, die=lambda: die("job"))
-    what = "nothing"
+def test_killed_anywhere_it_ends_as_if_undisturbed(where, undisturbed, tmp_path):
+    with dying(where) as die:
+        search(tmp_path, *KILLED, die=die)
     search(tmp_path, *KILLED)
     assert [job.overrides for job in jobs(tmp_path)] == undisturbed
     assert [job.status for job in jobs(tmp_path)] == ["finished"] * 14

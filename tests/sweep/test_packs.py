@@ -109,7 +109,12 @@ def undisturbed(tmp_path_factory):
             "line 1: not a JSON object",
             marks=pytest.mark.slow,
         ),
-        ("later, unseen", lambda member: (member / "summary.json").mkdir(), "Is a directory"),
+        pytest.param(
+            "later, unseen",
+            lambda member: (member / "summary.json").mkdir(),
+            "Is a directory",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_member_whose_directory_cannot_be_used_fails_alone(name, obstacle, said, undisturbed, tmp_path, monkeypatch):

@@ -145,6 +145,7 @@ def test_in_a_browser_text_stays_text(tmp_path):
     assert [tick for tick in seen["ticks"] if "…" in tick] == [f"{evil[:19]}…{evil[-19:]}{i}" for i in (0, 1)]
 
 
+@pytest.mark.slow
 def test_in_a_browser_as_narrow_as_a_telephone_nothing_overlaps(tmp_path):
     """420 pixels: nothing is wider than the page, but what scrolls in its place, and no word lies over another."""
     long = "a_rather_long_note_of_a_user"

@@ -9,6 +9,7 @@ from rlexp.config import ConfigError
 from .searches import LR, chosen, jobs, log_lr, search, value_of
 
 
+@pytest.mark.slow
 def test_random_draws_the_same_jobs_again_and_more_of_them(tmp_path, capsys):
     line = ("sweeper=random", LR, "seed=1,2")
     plugin = search(tmp_path / "a", *line, "sweeper.num_trials=2")

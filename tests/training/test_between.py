@@ -94,6 +94,7 @@ def test_members_leave_and_the_others_go_on_with_what_was_changed(tmp_path):
         assert without_clock(rows(cut / str(i))) == without_clock(rows(tmp_path / "whole" / str(i)))
 
 
+@pytest.mark.slow
 def test_a_run_ends_at_its_goal(tmp_path):
     (summary,) = train(tmp_path, "stop_at.return=1")
     assert (summary["status"], summary["env_steps"], summary["objective"]) == ("finished", 64, 1.0)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from rlexp.ops import slopes
 from rlexp.types import PyTree
 
 SPACING = 2.0  # m, of the points of a lane
@@ -74,27 +75,29 @@ def project(point: Float[Array, " 2"], lane: Lane) -> tuple[Float[Array, ""], Fl
     squared = jnp.square(lane.x - point[0]) + jnp.square(lane.y - point[1])
     # The least of them with its index in the last bits, which costs a tenth of an argmin: floats that are positive are
     # in the order of their bits.
-    order = (jax.lax.bitcast_convert_type(squared, jnp.int32) & ~127) | jnp.arange(num, dtype=jnp.int32)
+    order = (jax.lax.bitcast_convert_type(squared.astype(jnp.float32), jnp.int32) & ~127) | jnp.arange(
+        num, dtype=jnp.int32
+    )
     nearest = jnp.min(order) & 127
 
     def on_segment(begin: Array) -> tuple[Array, Array, Array]:
         x, y = lane.x[begin], lane.y[begin]
         along = jnp.stack([lane.x[begin + 1] - x, lane.y[begin + 1] - y])
         offset = point - jnp.stack([x, y])
-        share = jnp.clip(jnp.sum(offset * along) / SPACING**2, 0.0, 1.0)
+        share = slopes.clip(jnp.sum(offset * along) / SPACING**2, 0.0, 1.0)
         rest = offset - share * along
         return jnp.sum(jnp.square(rest)), begin.astype(jnp.float32) + share, cross(along, offset)
 
     before, after = on_segment(jnp.maximum(nearest - 1, 0)), on_segment(jnp.minimum(nearest, num - 2))
     least, place, side = (jnp.where(before[0] < after[0], x, y) for x, y in zip(before, after, strict=True))
-    distance = jnp.sqrt(jnp.maximum(least, 1e-12))
+    distance = jnp.sqrt(slopes.larger(least, 1e-12))
     return SPACING * place, jnp.where(side < 0, -distance, distance), lane.heading[nearest]
 
 
 def at_station(station: Float[Array, ""], values: PyTree) -> PyTree:
     """What a lane has there, of `values` [N] of its points: linear between them, and at the ends beyond them."""
     num = jax.tree.leaves(values)[0].shape[0]
-    place = jnp.clip(station / SPACING, 0.0, num - 1.001)
+    place = slopes.clip(station / SPACING, 0.0, num - 1.001)
     below = jnp.floor(place).astype(jnp.int32)
     share = place - jnp.floor(place)
     return jax.tree.map(lambda x: x[below] * (1.0 - share) + x[below + 1] * share, values)
@@ -105,7 +108,7 @@ def road_distance(
 ) -> Float[Array, ""]:
     """How far a point is from the road, which is all that is within half_width of a lane; negative on the road."""
     _, aside, _ = jax.vmap(project, in_axes=(None, 0))(point, lanes)
-    return jnp.min(jnp.where(exists, jnp.abs(aside), jnp.inf)) - half_width
+    return slopes.least(jnp.where(exists, jnp.abs(aside), jnp.inf), 0) - half_width
 
 
 def corners(centre: Float[Array, " 2"], heading: Float[Array, ""], size: Float[Array, " 2"]) -> Float[Array, "4 2"]:

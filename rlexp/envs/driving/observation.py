@@ -15,8 +15,8 @@ from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE, SIZE, Eg
 
 ROUTE = (2.0, 5.0, 9.0, 14.0, 20.0, 28.0, 38.0, 50.0)  # m ahead of the ego vehicle's station, on the route
 LANES = (-10.0, 0.0, 10.0, 20.0)  # m ahead of the point of each lane that is nearest
-_LENGTH, _SPEED = 50.0, 15.0
-_HORIZON = 100.0  # m: what is farther is not seen
+LENGTH, SPEED = 50.0, 15.0
+HORIZON = 100.0  # m: what is farther is not seen
 
 
 def shapes(num_cars: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -44,14 +44,18 @@ def observe(state: State, num_cars: int) -> dict[str, Array]:
 
 def of_ego(state: State) -> Float[Array, " 5"]:
     """Speed, last acceleration and curvature, the limit, and how far the speed is from it."""
-    ego, limit = state.ego, state.scenario.limit
+    return of_motion(state.ego, state.scenario.limit)
+
+
+def of_motion(ego: Ego, limit: Float[Array, ""]) -> Float[Array, " 5"]:
+    """The same, of any vehicle."""
     curvature = ego.curvature / MAX_CURVATURE
     return jnp.stack(
         [
-            ego.speed / _SPEED,
+            ego.speed / SPEED,
             ego.acceleration / MAX_ACCELERATION,
             curvature,
-            limit / _SPEED,
+            limit / SPEED,
             ego.speed / limit - 1.0,
         ]
     )
@@ -61,7 +65,7 @@ def of_route(state: State) -> Float[Array, "N 5"]:
     """Points of the route ahead."""
     first = jax.tree.map(lambda x: x[0], state.scenario.lanes)
     route = jax.vmap(at_station, in_axes=(0, None))(state.view.station[0, 0] + jnp.asarray(ROUTE), first)
-    return _points(state.ego, route)
+    return points(state.ego, route)
 
 
 def of_lanes(state: State) -> Float[Array, "N 5"]:
@@ -71,11 +75,11 @@ def of_lanes(state: State) -> Float[Array, "N 5"]:
     lanes = jax.vmap(jax.vmap(at_station, in_axes=(0, None)))(ahead, scenario.lanes)
     lanes = jax.tree.map(jnp.ravel, lanes)
     exists = jnp.repeat(scenario.exists, len(LANES))
-    return jnp.where((_near(ego, lanes) & exists)[:, None], _points(ego, lanes), 0.0)
+    return jnp.where((_near(ego, lanes) & exists)[:, None], points(ego, lanes), 0.0)
 
 
 def _near(ego: Ego, at: Lane) -> Bool[Array, " N"]:
-    return jnp.sum(jnp.square(at.position - ego.position), axis=-1) < _HORIZON**2
+    return jnp.sum(jnp.square(at.position - ego.position), axis=-1) < HORIZON**2
 
 
 def _relative(ego: Ego, at: Lane) -> tuple[Float[Array, "N 2"], Float[Array, "N 2"]]:
@@ -83,9 +87,10 @@ def _relative(ego: Ego, at: Lane) -> tuple[Float[Array, "N 2"], Float[Array, "N 
     return turned(at.position - ego.position, -ego.heading), unit(at.heading - ego.heading)
 
 
-def _points(ego: Ego, lane: Lane) -> Float[Array, "N 5"]:
+def points(ego: Ego, lane: Lane) -> Float[Array, "N 5"]:
+    """Places on lanes as they are seen: x, y, direction, speed."""
     place, direction = _relative(ego, lane)
-    return jnp.concatenate([place / _LENGTH, direction, lane.speed[:, None] / _SPEED], axis=1)
+    return jnp.concatenate([place / LENGTH, direction, lane.speed[:, None] / SPEED], axis=1)
 
 
 def of_cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
@@ -95,8 +100,8 @@ def of_cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
     present = state.cars.present.ravel() & _near(ego, cars)
     place, direction = _relative(ego, cars)
     velocity = state.cars.speed.ravel()[:, None] * direction - jnp.stack([ego.speed, jnp.zeros(())])
-    alike = jnp.broadcast_to(jnp.asarray([SIZE[0] / _LENGTH, 1.0]), place.shape)
-    told = jnp.concatenate([place / _LENGTH, direction, velocity / _SPEED, alike], axis=1)
+    alike = jnp.broadcast_to(jnp.asarray([SIZE[0] / LENGTH, 1.0]), place.shape)
+    told = jnp.concatenate([place / LENGTH, direction, velocity / SPEED, alike], axis=1)
     told = jnp.where(present[:, None], told, 0.0)
     distance = jnp.where(present, jnp.sum(jnp.square(place), axis=-1), jnp.inf)
     nearest = jax.lax.top_k(-distance, num_cars)[1]
@@ -107,9 +112,9 @@ def of_light(state: State) -> Float[Array, " 5"]:
     """There is a light ahead; it is yellow; it is red; there is a line at which to give way; how far the line is."""
     scenario = state.scenario
     to_line = scenario.line[0] - state.view.station[0, 0] - SIZE[0] / 2
-    ahead = (to_line > -LANE_WIDTH) & (to_line < _HORIZON)
+    ahead = (to_line > -LANE_WIDTH) & (to_line < HORIZON)
     lit = scenario.light[0] != NO_LIGHT
     colour = traffic.colour(scenario, state.time)[0]
     flags = [lit, lit & (colour == 1), lit & (colour == 2), ~lit]
-    told = jnp.append(jnp.stack(flags).astype(jnp.float32), to_line / _LENGTH)
+    told = jnp.append(jnp.stack(flags).astype(jnp.float32), to_line / LENGTH)
     return jnp.where(ahead, told, 0.0)

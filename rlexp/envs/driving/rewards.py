@@ -1,16 +1,21 @@
 """What happened in a step, the terms of the reward, and an episode's metrics."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from rlexp.config import NonNegative, schema
+from rlexp.envs.base import Transition
 from rlexp.envs.driving import traffic
 from rlexp.envs.driving.geometry import boxes_overlap, corners, road_distance, turned
 from rlexp.envs.driving.scenario import LANE_WIDTH, LENGTH
 from rlexp.envs.driving.state import State
 from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, box
+from rlexp.ops import slopes
+from rlexp.types import PyTree
 
 # Bounds of nuPlan's closed-loop metrics (Karnchanachari et al. 2024, arXiv:2403.04133)
 _BRAKES, _ACCELERATES = -4.05, 2.40  # m / s²: what is comfortable
@@ -21,7 +26,29 @@ _OVERSPEED = 2.23  # m / s: at a mean excess of so much the speed is worth nothi
 _MAKES_PROGRESS = 0.2  # share of the reference's progress
 
 _CLOSE = 2.0  # s to a collision, from which the reward takes note
-_STANDS = 0.1  # m / s
+STANDS = 0.1  # m / s
+
+
+@schema
+class Weights:
+    """Traced: weights of the terms of the reward. Where traffic is recorded the road ends at its edges, and a lane is 4 m wide."""
+
+    progress: NonNegative
+    """For going along the route, at most at the speed limit: 1 a step at it."""
+    collision: NonNegative
+    """Against touching another vehicle, which ends the episode."""
+    off_road: NonNegative
+    """Against a corner beyond the lanes, which ends the episode."""
+    red_light: NonNegative
+    """Against crossing the line of a red light, which ends the episode."""
+    aside: NonNegative
+    """Against being beside the middle of the route: 1 a step at a lane's width."""
+    speeding: NonNegative
+    """Against being faster than the limit: 1 a step at twice the limit."""
+    discomfort: NonNegative
+    """Against strong acceleration, also to the side: 1 a step at the most."""
+    closeness: NonNegative
+    """Against being less than 2 s from a collision: 1 a step."""
 
 
 class Events(NamedTuple):
@@ -63,36 +90,52 @@ def events(before: State, after: State) -> Events:
     crosses = (was + front <= line) & (line < station + front) & (aside < LANE_WIDTH)
     return Events(
         collision=jnp.any(hits),
-        at_fault=jnp.any(hits & (forwards > -length / 2)) & (ego.speed > _STANDS),
+        at_fault=jnp.any(hits & (forwards > -length / 2)) & (ego.speed > STANDS),
         off_road=jnp.any(distance > 0),
         red_light=crosses & (traffic.colour(scenario, before.time)[0] == 2),
         arrived=station > LENGTH - 2 * length,
         progress=station - was,
-        excess=jnp.maximum(ego.speed - scenario.limit, 0.0),
+        excess=slopes.larger(ego.speed - scenario.limit, 0.0),
         aside=aside,
         lateral=jnp.square(ego.speed) * jnp.abs(ego.curvature),
         yaw_rate=ego.speed * jnp.abs(ego.curvature),
-        time_to_collision=jnp.min(jnp.where(in_the_way, gap / jnp.maximum(closing, 0.1), jnp.inf)),
+        time_to_collision=slopes.least(jnp.where(in_the_way, gap / slopes.larger(closing, 0.1), jnp.inf), 0),
     )
 
 
-def terms(happened: Events, after: State) -> dict[str, Float[Array, ""]]:
+# What follows is asked of the states of recorded traffic too (rlexp.envs.womd), which have the same names.
+
+
+def terms(happened: Events, after: Any) -> dict[str, Float[Array, ""]]:
     """What the weights of env.params multiply: each is 0 where nothing is to be said, and at most about 1 in size."""
-    ego, limit = after.ego, after.scenario.limit
+    ego, limit = after.ego, after.limit
     rough = jnp.square(ego.acceleration / MAX_ACCELERATION) + jnp.square(happened.lateral / _LATERAL)
     return {
-        "progress": jnp.minimum(happened.progress / (limit * DT), 1.0),
+        "progress": slopes.smaller(happened.progress / (limit * DT), 1.0),
         "collision": -happened.collision.astype(jnp.float32),
         "off_road": -happened.off_road.astype(jnp.float32),
         "red_light": -happened.red_light.astype(jnp.float32),
-        "aside": -jnp.minimum(happened.aside / LANE_WIDTH, 1.0),
-        "speeding": -jnp.minimum(happened.excess / limit, 1.0),
-        "discomfort": -jnp.minimum(rough, 1.0),
+        "aside": -slopes.smaller(happened.aside / LANE_WIDTH, 1.0),
+        "speeding": -slopes.smaller(happened.excess / limit, 1.0),
+        "discomfort": -slopes.smaller(rough, 1.0),
         "closeness": -(happened.time_to_collision < _CLOSE).astype(jnp.float32),
     }
 
 
-def remember(happened: Events, after: State) -> State:
+def transition(happened: Events, after: Any, shown: PyTree, weights: Mapping[str, Any]) -> Transition:
+    """The step as an environment's, of what the policy is shown after it; `weights` are those of env.params."""
+    weighed = [weights[name] * term for name, term in terms(happened, after).items()]
+    return Transition(
+        after,
+        shown,
+        jnp.sum(jnp.stack(weighed)),
+        terminated=happened.collision | happened.off_road | happened.red_light,
+        truncated=happened.arrived,
+        info=metrics(happened, after),
+    )
+
+
+def remember(happened: Events, after: Any) -> Any:
     """The state with what the metrics of the whole episode need."""
     ego = after.ego
     rough = (ego.acceleration < _BRAKES - 1e-3) | (ego.acceleration > _ACCELERATES + 1e-3)
@@ -104,13 +147,13 @@ def remember(happened: Events, after: State) -> State:
     )
 
 
-def metrics(happened: Events, after: State) -> dict[str, Float[Array, ""]]:
+def metrics(happened: Events, after: Any) -> dict[str, Float[Array, ""]]:
     """Of the episode so far. Only the last step of an episode ends it, so that events of it are the episode's.
 
     `score` is in nuPlan's form: what must not happen multiplies, the rest is a weighted mean.
     """
     ended = happened.collision | happened.off_road | happened.red_light
-    done = after.view.station[0, 0] - after.start
+    done = after.station - after.start
     possible = after.reference - after.start
     progress = jnp.clip(jnp.maximum(done, 0.0) / jnp.maximum(possible, 1.0), 0.0, 1.0)
     progress = jnp.where(possible < 1.0, 1.0, progress)  # nobody could have moved

@@ -23,7 +23,7 @@ NUM_KNOTS, KNOT_SPACING = 9, 2.0  # of the speeds of a log
 GREEN, YELLOW, CLEARING = 8.0, 3.0, 2.0  # of the lights; while the crossing is cleared all are red
 NO_LIGHT = 2  # in place of one of the two groups of lights that take turns
 
-_LATERAL_ACCELERATION, _BRAKING = 2.5, 2.0  # that drivers accept in bends, and before them
+LATERAL_ACCELERATION, BRAKING = 2.5, 2.0  # that drivers accept in bends, and before them
 _FAR = 1e4
 
 
@@ -147,10 +147,10 @@ def _lanes(plan: _Plan, limit: Array) -> Lane:
     points = jnp.where(against[..., None], points[..., ::-1], points)
     heading = jnp.where(against, heading[:, ::-1] + jnp.pi, heading)
     bend = jnp.abs(jnp.diff(heading, axis=1, append=heading[:, -1:])) / SPACING
-    squared = jnp.minimum(_LATERAL_ACCELERATION / jnp.maximum(bend, 1e-4), limit * limit)
+    squared = jnp.minimum(LATERAL_ACCELERATION / jnp.maximum(bend, 1e-4), limit * limit)
     # Whoever brakes gently from here is slow enough at every point ahead: v² <= v_k² + 2 b (s_k - s).
     station = SPACING * jnp.arange(NUM_POINTS, dtype=jnp.float32)
-    squared = jax.lax.cummin(squared + 2 * _BRAKING * station, axis=1, reverse=True) - 2 * _BRAKING * station
+    squared = jax.lax.cummin(squared + 2 * BRAKING * station, axis=1, reverse=True) - 2 * BRAKING * station
     return Lane(points[:, 0], points[:, 1], heading, jnp.sqrt(squared))
 
 

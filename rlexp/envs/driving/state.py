@@ -11,6 +11,7 @@ from rlexp.envs.driving.geometry import at_station, turned
 from rlexp.envs.driving.scenario import CARS, NUM_LANES, Cars, Scenario, Start
 from rlexp.envs.driving.traffic import Drivers, Seen
 from rlexp.envs.driving.vehicle import DT, Ego, bicycle
+from rlexp.ops import slopes
 
 
 class State(NamedTuple):
@@ -30,6 +31,16 @@ class State(NamedTuple):
     rough: Bool[Array, ""]  # accelerations were uncomfortable
     excess: Float[Array, ""]  # sum over steps of the speed above the limit, m / s
 
+    @property
+    def station(self) -> Float[Array, ""]:
+        """Of the ego vehicle, on its route."""
+        return self.view.station[0, 0]
+
+    @property
+    def limit(self) -> Float[Array, ""]:
+        """m / s."""
+        return self.scenario.limit
+
 
 def begin(start: Start) -> State:
     """An episode's first state."""
@@ -47,7 +58,7 @@ def advance(state: State, action: Float[Array, " 2"]) -> State:
     scenario, view = state.scenario, state.view
     of_cars = jnp.arange(1 + NUM_LANES * CARS) > 0
     acceleration = route_acceleration(state, state.reference, state.reference_speed, of_cars)
-    speed = jnp.maximum(state.reference_speed + acceleration * DT, 0.0)
+    speed = slopes.larger(state.reference_speed + acceleration * DT, 0.0)
     ego = bicycle(state.ego, action)
     cars = traffic.step_cars(scenario, view, state.cars, state.time)
     return state._replace(

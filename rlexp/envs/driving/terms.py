@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from rlexp.envs.driving import observation, rewards, traffic
 from rlexp.envs.driving.state import State
 from rlexp.envs.managers.world import Functions, Moment
+from rlexp.ops import slopes
 from rlexp.types import Key
 
 _REWARDS = (
@@ -45,7 +46,7 @@ def _follow_speed(moment: Moment, command: str, std: Any = 1.0) -> Float[Array, 
 def _push(key: Key, moment: Moment, low: Any, high: Any) -> State:
     """The ego vehicle is faster by low to high m/s from now on, or slower, but goes at least not backwards."""
     state: State = moment.state
-    speed = jnp.maximum(state.ego.speed + low + (high - low) * jax.random.uniform(key), 0.0)
+    speed = slopes.larger(state.ego.speed + low + (high - low) * jax.random.uniform(key), 0.0)
     ego = state.ego._replace(speed=speed)
     return state._replace(ego=ego, view=traffic.seen(state.scenario, ego, state.cars))
 

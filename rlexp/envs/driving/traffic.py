@@ -21,6 +21,7 @@ from rlexp.envs.driving.scenario import (
     behind_ego,
 )
 from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, Ego, idm
+from rlexp.ops import slopes
 
 _GAP_TIME = 4.5  # s: who gives way lets all pass that would be there sooner
 _STOPS = 4.0  # m / s²: who would have to brake harder before a line goes on
@@ -113,16 +114,16 @@ def accelerations(scenario: Scenario, view: Seen, drivers: Drivers, time: Float[
     station = of_lane(view.station)
     ahead = of_lane(in_lane) & drivers.sees & (station > drivers.station[:, None])
     gap = jnp.where(ahead, station - drivers.station[:, None] - of_lane(long) - length / 2, jnp.inf)
-    leader_speed = jnp.maximum(of_lane(view.speed[:, None] * cos), 0.0)
+    leader_speed = slopes.larger(of_lane(view.speed[:, None] * cos), 0.0)
     desired = drivers.eager * jax.vmap(at_station)(drivers.station, scenario.lanes.speed[drivers.lane])
     speed = drivers.speed[:, None]
-    following = jnp.min(idm(speed, desired[:, None], gap, leader_speed), axis=1)
+    following = slopes.least(idm(speed, desired[:, None], gap, leader_speed), 1)
     to_line = scenario.line[drivers.lane] - drivers.station - length / 2
     stops = (
         (to_line > 0) & (jnp.square(drivers.speed) < 2 * _STOPS * to_line) & closed(scenario, view, time)[drivers.lane]
     )
     stopping = idm(drivers.speed, desired, to_line, jnp.zeros_like(to_line))
-    return jnp.where(stops, jnp.minimum(following, stopping), following)
+    return jnp.where(stops, slopes.smaller(following, stopping), following)
 
 
 def step_cars(scenario: Scenario, view: Seen, cars: Cars, time: Float[Array, ""]) -> Cars:
@@ -134,7 +135,7 @@ def step_cars(scenario: Scenario, view: Seen, cars: Cars, time: Float[Array, ""]
     logged = jax.vmap(at_station, in_axes=(None, 0))(knot * SPACING, scenario.log_speed)[:, None]
     follows = scenario.logged[:, None] & ~behind_ego()
     acceleration = jnp.where(follows, (logged - cars.speed) / DT, acceleration)
-    speed = jnp.maximum(cars.speed + jnp.clip(acceleration, -MAX_ACCELERATION, MAX_ACCELERATION) * DT, 0.0)
+    speed = slopes.larger(cars.speed + slopes.clip(acceleration, -MAX_ACCELERATION, MAX_ACCELERATION) * DT, 0.0)
     station = cars.station + (cars.speed + speed) / 2 * DT
     present = cars.present & (station < LENGTH - SPACING)
     return Cars(jnp.where(present, station, LENGTH), jnp.where(present, speed, 0.0), cars.eager, present)

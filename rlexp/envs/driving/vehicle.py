@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rlexp.envs.driving.geometry import turned, unit
+from rlexp.ops import slopes
 
 DT = 0.1  # s of a step
 SIZE = (4.6, 1.9)  # m, length and width of every vehicle
@@ -36,11 +37,11 @@ def bicycle(ego: Ego, action: Float[Array, " 2"]) -> Ego:
     is the distance of a constant acceleration, and the centre moves on the very arc, not on its tangent.
     """
     limits = jnp.asarray([MAX_ACCELERATION, MAX_CURVATURE])
-    acceleration, curvature = jnp.clip(action, -limits, limits)
-    speed = jnp.maximum(ego.speed + acceleration * DT, 0.0)
+    acceleration, curvature = slopes.clip(action, -limits, limits)
+    speed = slopes.larger(ego.speed + acceleration * DT, 0.0)
     distance = (ego.speed + speed) / 2 * DT
     half = curvature * distance / 2
-    chord = distance * jnp.sinc(half / jnp.pi)
+    chord = distance * slopes.sinc(half)
     return Ego(
         ego.position + chord * unit(ego.heading + half),
         ego.heading + 2 * half,
@@ -48,6 +49,12 @@ def bicycle(ego: Ego, action: Float[Array, " 2"]) -> Ego:
         (speed - ego.speed) / DT,
         curvature,
     )
+
+
+def held(action: Float[Array, " 2"], speed: Float[Array, ""], grip: float) -> Float[Array, " 2"]:
+    """The action with its curvature scaled: the largest stands for what they hold, or 0.3 1/m."""
+    most = slopes.smaller(grip / (MAX_CURVATURE * jnp.square(slopes.larger(speed, 1.0))), 1.0)
+    return action * jnp.stack([jnp.ones(()), most])
 
 
 def idm(
@@ -62,12 +69,12 @@ def idm(
 
     within what a vehicle can do. An infinite gap is a free road.
     """
-    wanted = _STANDSTILL_GAP + jnp.maximum(
-        0.0, speed * _HEADWAY + speed * (speed - leader_speed) / (2 * (_ACCELERATION * _BRAKING) ** 0.5)
+    wanted = _STANDSTILL_GAP + slopes.larger(
+        speed * _HEADWAY + speed * (speed - leader_speed) / (2 * (_ACCELERATION * _BRAKING) ** 0.5), 0.0
     )
-    free = (speed / jnp.maximum(desired, 0.1)) ** _EXPONENT
-    acceleration = _ACCELERATION * (1.0 - free - jnp.square(wanted / jnp.maximum(gap, 0.1)))
-    return jnp.clip(acceleration, -MAX_ACCELERATION, _ACCELERATION)
+    free = (speed / slopes.larger(desired, 0.1)) ** _EXPONENT
+    acceleration = _ACCELERATION * (1.0 - free - jnp.square(wanted / slopes.larger(gap, 0.1)))
+    return slopes.clip(acceleration, -MAX_ACCELERATION, _ACCELERATION)
 
 
 def equilibrium_gap(speed: float, desired: float) -> float:
@@ -78,7 +85,7 @@ def equilibrium_gap(speed: float, desired: float) -> float:
 def pure_pursuit(ego: Ego, target: Float[Array, " 2"]) -> Float[Array, ""]:
     """The curvature of the arc through a point ahead: 2 y / L² (Coulter 1992, CMU-RI-TR-92-01)."""
     ahead = turned(target - ego.position, -ego.heading)
-    return 2.0 * ahead[1] / jnp.maximum(jnp.sum(jnp.square(ahead)), 1.0)
+    return 2.0 * ahead[1] / slopes.larger(jnp.sum(jnp.square(ahead)), 1.0)
 
 
 def box() -> jax.Array:

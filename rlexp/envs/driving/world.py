@@ -9,41 +9,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
-from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Positive, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, Positive, Resets, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.envs.driving import observation, rewards, terms
 from rlexp.envs.driving.draw import draw
+from rlexp.envs.driving.rewards import Weights
 from rlexp.envs.driving.scenario import CARS, NUM_LANES, Kind, draw_start
 from rlexp.envs.driving.state import State, advance, begin
-from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE
+from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE, held
 from rlexp.envs.managers.world import World
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
 
 
 @schema
-class Params:
+class Params(Weights):
     """Traced: weights of the terms of the reward, and how full the world is."""
 
-    progress: NonNegative
-    """For going along the route, at most at the speed limit: 1 a step at it."""
-    collision: NonNegative
-    """Against touching another vehicle, which ends the episode."""
-    off_road: NonNegative
-    """Against a corner beyond the lanes, which ends the episode."""
-    red_light: NonNegative
-    """Against crossing the line of a red light, which ends the episode."""
-    aside: NonNegative
-    """Against being beside the middle of the route: 1 a step at a lane's width."""
-    speeding: NonNegative
-    """Against being faster than the limit: 1 a step at twice the limit."""
-    discomfort: NonNegative
-    """Against strong acceleration, also to the side: 1 a step at the most."""
-    closeness: NonNegative
-    """Against being less than 2 s from a collision: 1 a step."""
     density: Fraction
     """Probability that each of the other vehicles is there."""
     logged: Fraction
@@ -69,8 +52,9 @@ class Config:
     first_layout: CountOrZero
     """The number of the first of them: another range is held out."""
     params: Params
-    resets: Count | None = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. null: each resets itself."""
+    resets: Resets = None
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
+    a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:
@@ -100,15 +84,7 @@ def make(config: Config) -> Env:
     def step(key: Key, state: State, action: jax.Array, params: PyTree) -> Transition:
         del key
         after, happened = drive(config, state, action)
-        weighed = [params[name] * term for name, term in rewards.terms(happened, after).items()]
-        return Transition(
-            after,
-            observation.observe(after, num_cars),
-            jnp.sum(jnp.stack(weighed)),
-            terminated=happened.collision | happened.off_road | happened.red_light,
-            truncated=happened.arrived,
-            info=rewards.metrics(happened, after),
-        )
+        return rewards.transition(happened, after, observation.observe(after, num_cars), params)
 
     return episodic(
         spec, reset, step, params=dataclasses.asdict(config.params), resets=config.resets, draw=lambda s, _: draw(s)
@@ -142,9 +118,3 @@ def world(config: Config) -> World:
         resets=config.resets,
         draw=draw,
     )
-
-
-def held(action: Float[Array, " 2"], speed: Float[Array, ""], grip: float) -> Float[Array, " 2"]:
-    """The action with its curvature scaled: the largest stands for what they hold, or 0.3 1/m."""
-    most = jnp.minimum(1.0, grip / (MAX_CURVATURE * jnp.square(jnp.maximum(speed, 1.0))))
-    return action * jnp.stack([jnp.ones(()), most])

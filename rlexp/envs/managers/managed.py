@@ -4,6 +4,7 @@ In the order of a step: the world; what ends the episode; what is paid; commands
 traced settings (curriculum, then randomisation); the world; events; commands; what is seen. docs/managers.md has the rest.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from rlexp.envs.managers.terms import (
     value_of,
 )
 from rlexp.envs.managers.world import Ended, Kind, Moment, World
-from rlexp.types import Key, PyTree
+from rlexp.types import Groups, Key, PyTree
 
 
 @schema
@@ -59,6 +60,8 @@ class Config:
     """Settings that go on with an environment's episodes: {param, function, name, params}."""
     params: dict[str, TracedNumber]
     """Traced: settings of the world under their own names, and numbers that terms refer to as params.NAME."""
+    critic: list[Any] = dataclasses.field(default_factory=list)
+    """What the critic sees in place of the observations, entries as theirs: what the policy is not to know. []: the same as it."""
 
 
 class State(NamedTuple):
@@ -169,7 +172,9 @@ class _Lists:
         self.observations = of("observations", Observation, 1)
         if not self.observations:
             raise ConfigError("env.observations: [] is not allowed; expected one term or more")
-        self._seen = [seen_by(term) for term in self.observations]
+        functions = {**COMMON["observations"], **world.functions.get("observations", {})}
+        self.critic = read("critic", config.critic, Observation, functions, 1)
+        self._seen = [(term, seen_by(term)) for term in (*self.observations, *self.critic)]
         there = {**world.params, **config.params}
         rewards = of("rewards", Reward, 1)
         for term in rewards:
@@ -186,12 +191,15 @@ class _Lists:
 
     def observe(self, key: Key, moment: Moment, before: tuple[Memory, ...] | None) -> tuple[tuple[Memory, ...], PyTree]:
         """(what to remember of it, what is seen)."""
-        kept, seen = list[Memory](), dict[str, jax.Array]()
-        for i, (term, see) in enumerate(zip(self.observations, self._seen, strict=True)):
+        kept, seen = list[Memory](), dict[str, dict[str, jax.Array]]()
+        for i, (term, see) in enumerate(self._seen):
             own = stream(key, term.kind, term.name)
-            memory, seen[term.name] = see(own, moment, None if before is None else before[i])
+            memory, obs = see(own, moment, None if before is None else before[i])
+            seen.setdefault(term.kind, {})[term.name] = obs
             kept.append(memory)
-        return tuple(kept), side_by_side(seen) if self.concatenate else seen
+        shown = {kind: side_by_side(group) if self.concatenate else group for kind, group in seen.items()}
+        policy = shown["observations"]
+        return tuple(kept), Groups(policy, shown["critic"]) if self.critic else policy
 
     def pay(self, moment: Moment) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(the reward, what each term gave of it)."""
@@ -234,7 +242,14 @@ def _check_weight(term: Term, there: Mapping[str, Any]) -> None:
 
 def _check_settings(config: Config, world: World) -> None:
     """Raises ConfigError for a traced setting that nothing reads."""
-    lists = [config.observations, config.rewards, config.terminations, config.commands, config.events]
+    lists = [
+        config.observations,
+        config.critic,
+        config.rewards,
+        config.terminations,
+        config.commands,
+        config.events,
+    ]
     there = {*world.params, *_referred([*lists, config.randomisation, config.curriculum])}
     for name in config.params:
         if name not in there:

@@ -1,0 +1,40 @@
+"""What people call a run's environment and its algorithm: in W&B, on pictures, in lists. Of any configuration, a broken one too."""
+
+from typing import Any
+
+_SAYS_WHICH = ("name", "id", "kind", "scenarios")  # of a module's environments
+
+
+def environment(config: Any) -> str:
+    """CartPole-v1, brax/ant, driving/merge, wrapped/CartPole-v1; empty where nothing is known."""
+    return _environment(_part(config, "env"))
+
+
+def algorithm(config: Any) -> str:
+    """The last part of its module's name: ppo."""
+    return _last(_part(config, "algo").get("module"))
+
+
+def _environment(env: dict[str, Any]) -> str:
+    """gymnax's have names of their own; the others need their suite's beside it."""
+    if isinstance(env.get("name"), str) and env["name"]:
+        return env["name"]
+    inner = env.get("inner")
+    which = _environment(inner) if isinstance(inner, dict) else _which(env)
+    return "/".join(filter(None, (_last(env.get("module")), which)))
+
+
+def _which(env: dict[str, Any]) -> str:
+    found = next((env[key] for key in _SAYS_WHICH if env.get(key)), "")
+    many = found if isinstance(found, list) else [found]
+    return "+".join(one for one in many if isinstance(one, str))
+
+
+def _last(module: Any) -> str:
+    """The module's own name; of a package's `world` the package's."""
+    return module.removesuffix(".world").rpartition(".")[2] if isinstance(module, str) else ""
+
+
+def _part(config: Any, name: str) -> dict[str, Any]:
+    found = config.get(name) if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,56 @@
+"""The source and the memory that a command line chose: that they count, and how one becomes part of the other.
+
+Nothing here waits for JAX, but where a source has to be looked at: completion of a shell needs it, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlexp.config import ConfigError
+from rlexp.overrides import override_key
+
+
+def check_source(config: DictConfig, loader: Any, overrides: Sequence[str]) -> None:
+    """Raises ConfigError for `source=NAME` beside an algorithm whose file holds a source of its own, which would count."""
+    given = {override_key(o): o for o in overrides}
+    if "source" not in given or "algo.source.module" in given:
+        return
+    found = loader.repository.load_config(f"source/{config.hydra.runtime.choices.source}")
+    wanted, module = OmegaConf.select(found.config, "module"), OmegaConf.select(config, "algo.source.module")
+    if found.header.get("package") == "algo.source" and wanted != module:
+        raise ConfigError(
+            f"{given['source']}: the file of algo={config.hydra.runtime.choices.algo} has a source of its own, {module}, which "
+            "would count; leave `source` out of that file, or give algo.source.module=... in place of this"
+        )
+
+
+def check_replay(config: DictConfig, node: Mapping[str, Any], loader: Any, overrides: Sequence[str]) -> None:
+    """Raises ConfigError for `replay=NAME` where that memory would not count: nothing is remembered, or by another one."""
+    asked, choices = [o for o in overrides if override_key(o) == "replay"], config.hydra.runtime.choices
+    memory = OmegaConf.select(config, "algo.source.remembered_by")
+    if not asked or memory is None:
+        return
+    if "capacity" not in node["algo"]["source"]:
+        raise ConfigError(
+            f"{asked[-1]}: algo={choices.algo} learns from what {node['algo']['source'].get('module')} gives as it comes, "
+            "without a memory; algo=dqn, r2d2, sac and td3 have one"
+        )
+    (wanted,) = (
+        d.value for d in loader.repository.load_config(f"replay/{choices.replay}").defaults_list if not d.is_self()
+    )
+    if OmegaConf.select(config, "algo.source.module") == memory and choices.source != wanted:
+        raise ConfigError(
+            f"{asked[-1]}: source={choices.source} is a memory itself, which would count; try source={wanted}"
+        )
+
+
+def with_memory(node: dict[str, Any]) -> dict[str, Any]:
+    """The application's part of a configuration, with `algo.source` as it is checked."""
+    algo = node.get("algo")
+    if isinstance(algo, dict) and isinstance(algo.get("source"), dict) and "remembered_by" in algo["source"]:
+        from rlexp.sources import base
+
+        algo["source"] = base.with_memory(algo["source"])
+    return node

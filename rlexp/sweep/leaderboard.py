@@ -1,0 +1,123 @@
+"""What pods of a tournament have come to: in the sweep's directory, `leaderboard/<tournament>/<age>/<pod>.json`.
+
+Each pod writes one file of its own, whole or not at all, and its score never changes. So there is nothing to lock, on any file
+system: two pods that are entered at once do not meet, and one that is entered again, since it was killed before the sweep heard
+of it, is there once. Of each age the best are kept: one that is not among the best of some is none of the best of all, so that
+whoever enters a pod may remove others, whatever others do meanwhile.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Steps, Text, parse, schema
+from rlexp.storage import rundir
+
+FOLDER = "leaderboard"  # in the sweep's directory
+_TRIES = 20  # to read what others change
+_SHOWN = 4  # in a line
+
+
+@schema
+class Entry:
+    """A pod that has finished."""
+
+    pod: CountOrZero
+    dir: Text
+    """Its run directory, from the sweep's."""
+    run_id: Text
+    age: Count
+    """Pods that have led to what it has learnt, itself too."""
+    update: CountOrZero
+    """Of its checkpoint."""
+    env_steps: Steps
+    """Of all those pods together."""
+    mean: Number
+    """The return of its last evaluation."""
+    low: Number
+    """Of the mean's interval of 95%."""
+    high: Number
+    num_episodes: Count
+    is_over: Flag
+    """None goes on from it: it has all its environment steps, or what it was to reach."""
+    settings: dict[str, Any]
+    """{key: value} of what is searched."""
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """The higher the better, and no two are equal: by what it can be relied upon to reach."""
+        return self.low, self.mean, -self.pod
+
+
+def place(sweep_dir: Path, tournament: int, age: int) -> Path:
+    """Where entries of an age are."""
+    return sweep_dir / FOLDER / str(tournament) / str(age)
+
+
+def enter(folder: Path, entry: Entry, *, keep: int) -> None:
+    """Adds a pod, and removes what is not among the best `keep`. Raises OSError, ConfigError."""
+    rundir.make_private(folder)
+    rundir.write_json(_file(folder, entry.pod), dataclasses.asdict(entry))
+    for worse in best(folder)[keep:]:
+        with contextlib.suppress(OSError):  # the next one removes it
+            _file(folder, worse.pod).unlink(missing_ok=True)
+
+
+def best(folder: Path) -> list[Entry]:
+    """From the best one on. Raises ConfigError for what is no entry."""
+    for _ in range(_TRIES):
+        try:
+            found = [_read(path) for path in folder.glob("*.json")]
+        except FileNotFoundError:  # it was removed meanwhile, for better ones that are not in this list
+            continue
+        return sorted(found, key=lambda entry: entry.rank, reverse=True)
+    raise OSError(f"{folder} cannot be read: it changes all the time")
+
+
+def check(sweep_dir: Path, run_ids: Mapping[str, str | None]) -> None:
+    """Raises ConfigError where there is a leaderboard of another sweep.
+
+    Args:
+      run_ids: {run directory of a job, from the sweep's: its run}, of this sweep.
+    """
+    for path in sorted((sweep_dir / FOLDER).glob("*/*/*.json")):
+        entry = _read(path)
+        if run_ids.get(entry.dir) != entry.run_id:
+            raise ConfigError(
+                f"hydra.sweep.dir: {os.fspath(path)!r} is of run {entry.run_id}, which is none of this sweep's: a leaderboard of "
+                "another sweep is not gone on with; expected another directory"
+            )
+
+
+def lines(sweep_dir: Path) -> list[str]:
+    """For people: of each tournament the leaders of the oldest age. Raises ConfigError."""
+    out = []
+    for tournament in _numbered(sweep_dir / FOLDER):
+        ages = [found for age in _numbered(tournament) if (found := best(age))]
+        if ages:
+            told = [f"job {one.dir} {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})" for one in ages[-1][:_SHOWN]]
+            more = ", …" if len(ages[-1]) > _SHOWN else ""
+            steps = max(one.env_steps for one in ages[-1])
+            out.append(f"leaderboard {tournament.name} at {steps:,} steps: {', '.join(told)}{more}")
+    return out
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("*") if path.name.isdecimal()), key=lambda path: int(path.name))
+
+
+def _file(folder: Path, pod: int) -> Path:
+    return folder / f"{pod}.json"
+
+
+def _read(path: Path) -> Entry:
+    try:
+        read = json.loads(path.read_text())
+        entry, _ = parse(read if isinstance(read, dict) else {}, Entry)
+    except ValueError as error:  # ConfigError too
+        raise ConfigError(f"{path}: this is no entry of a leaderboard: {error}") from error
+    return entry

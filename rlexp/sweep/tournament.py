@@ -1,0 +1,126 @@
+"""`sweeper=tournament`: pods that train by themselves, and go on from the leaders that are there when they begin
+(`rlexp.sweep.pods`, `rlexp.sweep.leaderboard`). All of them are one batch of jobs, which the launcher starts as there is room.
+
+What the command line sweeps over (`seed=0,1`, `env=…`) makes tournaments of their own.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, Jobs, Steps, schema
+from rlexp.hydra_internals import check_number
+from rlexp.sources.base import is_host, stepping
+from rlexp.storage import rundir, store
+from rlexp.sweep import leaderboard, manifest, pods, stretches, traced
+from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.population import Explore, Factor, written
+from rlexp.sweep.space import Space, draw
+from rlexp.sweep.sweepers import Batches, Result, Sweep, Sweeper, Trial
+
+_AT_ONCE = 16  # pods of a program, where neither sweeper.batch nor launcher.max_pack says it
+_GIVEN = ("population", "leaders", "explored", "explore", "factor")  # on to each pod
+
+
+@schema
+class Config:
+    """A tournament of pods."""
+
+    module: Host[str]
+    population: Host[Jobs]
+    """Pods of each age; so many begin anew. In all they take the environment steps of so many runs of total_env_steps."""
+    batch: Host[Count | None]
+    """Pods that train as one program, and begin together; null: launcher.max_pack, or 16, or 1 where each trains alone."""
+    pod_steps: Host[Steps | None]
+    """Environment steps of a pod, a multiple of eval.every_env_steps; null: to the next evaluation."""
+    leaders: Host[Count]
+    """The leaderboard has the best of each age, at most so many. The next age goes on from these."""
+    explored: Host[Fraction]
+    """Share of the pods that explore; the others go on with their leader's settings."""
+    explore: Host[Explore]
+    """What such a pod gets for each parameter: a value near its leader's, or one drawn from the space."""
+    factor: Host[Factor]
+    """Of perturb: by which share more or less; of a linear interval's width, and to the next one of choices."""
+    seed: Host[CountOrZero]
+    """The same seed draws the same first settings. Choices after that have the seed of the first pod."""
+    space: Host[dict[str, Any]]
+    """What is searched: {key: {low, high, log, step} or {choices}}, of traced keys (algo.hp.*, env.params.*, algo.source.hp.*)."""
+
+
+def make(config: Config, sweep: Sweep) -> Sweeper:
+    """Raises ConfigError."""
+    steps = _checked(config, sweep)
+    space = traced.space(config.space, sweep)
+    ages = -(-sweep.config.total_env_steps // steps)
+    number = config.population * ages
+    check_number(len(sweep.grid) * number)
+    tournaments = [_pods(config, space, sweep, i, job, steps, number) for i, job in enumerate(sweep.grid)]
+    _check_leaderboard(sweep)
+
+    def batches() -> Batches:
+        results = yield list(itertools.chain(*tournaments))
+        for first, job in zip(range(0, len(results), number), sweep.grid, strict=True):
+            last = first + number - config.population
+            print(_best(results, last, first + number, traced.whose(sweep.grid, job)), flush=True)
+
+    return Sweeper(space, batches(), grid=[[]], redraws=False)
+
+
+def _pods(
+    config: Config, space: Space, sweep: Sweep, tournament: int, job: Sequence[str], steps: int, number: int
+) -> list[Trial]:
+    """The jobs of a tournament. Each has a seed of its own; that of the job multiplies them."""
+    first, others = traced.seeds(job, sweep.config.seed, number, f"{number} pods")
+    alone = is_host(stepping(sweep.modules))
+    size = min(config.batch or (1 if alone else sweep.config.launcher.max_pack or _AT_ONCE), config.population)
+    packs_of_age = -(-config.population // size)
+    given = {"number": tournament, "first_seed": first, "pod_steps": steps}
+    given |= {name: getattr(config, name) for name in _GIVEN} | {"space": written(space)}
+    between = ["between=pods", *(f"between.{name}={traced.text(value)}" for name, value in given.items())]
+    found = []
+    for pod in range(number):
+        age, place = divmod(pod, config.population)
+        own = (f"seed={first + pod}", *draw(space, config.seed, first + pod))
+        found.append((*others, *own, *between, f"between.pack={age * packs_of_age + place // size}"))
+    return found
+
+
+def _best(results: Sequence[Result], begin: int, end: int, whose: str) -> str:
+    """Said at the end, of the pods of the last age."""
+    numbers = {i: x for i, x in enumerate(results) if begin <= i < end and isinstance(x, float)}
+    if not numbers:
+        return f"the tournament{whose}: no pod of the last age has an objective"
+    best = max(numbers, key=lambda i: numbers[i])
+    return f"the tournament{whose}: the best of the last {end - begin} pods is job {best} with {numbers[best]:.6g}"
+
+
+def _checked(config: Config, sweep: Sweep) -> int:
+    """Environment steps of a pod."""
+    whole = sweep.config
+    if whole.run != "train":
+        raise ConfigError(f"run: {whole.run} has no pods, which sweeper=tournament trains; allowed: train")
+    if whole.between is not None:
+        raise ConfigError("between: pods are what acts between chunks under sweeper=tournament; leave the other out")
+    if config.population < 2:
+        raise ConfigError(f"sweeper.population: {config.population} is not allowed; expected at least 2")
+    if config.leaders > config.population:
+        raise ConfigError(
+            f"sweeper.leaders: {config.leaders} is not allowed; expected at most sweeper.population {config.population}, of which "
+            "they are the best"
+        )
+    steps = config.pod_steps or stretches.evaluated_every(whole.eval.every_env_steps, pods.NEEDS)
+    name = "sweeper.pod_steps" if config.pod_steps else "eval.every_env_steps"
+    stretches.ends_before(name, steps, whole.total_env_steps, pods.ALONE)
+    if sweep.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(whole.output_root):
+        raise ConfigError(
+            "launcher: sweeper=tournament has its leaderboard, and the checkpoints from which pods go on, on a disk that all "
+            "share, and here they write elsewhere; allowed: launcher=local or slurm, with output_root on such a disk"
+        )
+    return steps
+
+
+def _check_leaderboard(sweep: Sweep) -> None:
+    """That of this sweep, or none."""
+    known = Manifest(sweep.directory).jobs() if (sweep.directory / manifest.NAME).exists() else []
+    places = {job.dir: sweep.directory / job.dir for job in known}
+    leaderboard.check(sweep.directory, {name: rundir.id_of(one) for name, one in places.items() if rundir.is_run(one)})

@@ -1,0 +1,92 @@
+"""What sweepers have in common whose members change while they train: a space of traced keys, seeds, and what they give to each."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlexp.config import Config, ConfigError
+from rlexp.overrides import override_key
+from rlexp.sameness import TRACED
+from rlexp.sweep.space import Space, read
+from rlexp.sweep.sweepers import Sweep
+
+
+def space(given: Mapping[str, Any], sweep: Sweep) -> Space:
+    """`sweeper.space` with the command line's. Raises ConfigError, which says what can be searched."""
+    keys = _traced(sweep.config)
+    if not given and not sweep.intervals:
+        raise ConfigError(
+            "sweeper.space: empty; expected parameters, such as 'algo.hp.lr=tag(log, interval(1e-5, 1e-2))' on the command line; "
+            f"allowed: {', '.join(keys)}"
+        )
+    found = read(given, sweep.intervals, sweep.config, sweep.options)
+    for key in found:
+        if key not in keys:
+            raise ConfigError(
+                f"sweeper.space.{key}: it shapes the program, so that it cannot change while members train; allowed: "
+                f"{', '.join(keys)}"
+            )
+    return found
+
+
+def seeds(job: Sequence[str], seed: int, number: int, what: str) -> tuple[int, list[str]]:
+    """(the first of so many seeds, the job without its own, by which it is multiplied). Raises ConfigError.
+
+    Args:
+      seed: of a job that says none.
+      what: the key that says how many there are, or words for it.
+    """
+    for override in job:
+        if override_key(override) == "seed":
+            seed = _seed(override.partition("=")[2])
+    first = seed * number
+    if first + number > 2**32:
+        raise ConfigError(
+            f"seed: {seed} is not allowed; expected less than {2**32 // number}, since the members of a population "
+            f"have seeds of their own, from seed * {what} on"
+        )
+    return first, [override for override in job if override_key(override) != "seed"]
+
+
+def text(value: Any) -> str:
+    """As the command line takes it, where names have no quotes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {text(x)}" for name, x in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(text, value)) + "]"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def whose(grid: Sequence[Sequence[str]], job: Sequence[str]) -> str:
+    """What tells one setting of the command line from the others: ` of seed=1`; empty where there is one."""
+    everywhere = set(grid[0]).intersection(*grid)
+    own = [override for override in job if override not in everywhere]
+    return f" of {' '.join(own)}" if own else ""
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"seed: {text!r} is not allowed; expected a whole number") from error
+
+
+def _traced(config: Config) -> list[str]:
+    """Every key of a configuration that is data of the program."""
+    return [key for path in TRACED for key in _keys(_at(config, path), path)]
+
+
+def _at(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        values = config if isinstance(config, Mapping) else vars(config)
+        if name not in values:
+            return {}
+        config = values[name]
+    return config
+
+
+def _keys(node: Any, path: str) -> list[str]:
+    values = node if isinstance(node, Mapping) else getattr(node, "__dict__", None)
+    if values is None:
+        return [path]
+    return [key for name, value in values.items() for key in _keys(value, f"{path}.{name}")]

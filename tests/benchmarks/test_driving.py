@@ -1,0 +1,37 @@
+"""The table of drivers: its intervals, and that it is told where a driver is out of order."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import driving
+
+
+def test_intervals_are_students():
+    told = driving._interval([1.0, 2.0, 3.0])
+    assert told["mean"] == 2.0
+    np.testing.assert_allclose(told["interval"], [2 - 2.4841, 2 + 2.4841], atol=1e-3)
+    assert driving._interval([0.5]) == {"mean": 0.5, "interval": None}
+
+
+@pytest.mark.parametrize(("of_agent", "expected"), [(0.9, "yes"), (0.7, "NO")])
+def test_drivers_are_held_against_each_other(of_agent, expected, monkeypatch, tmp_path, capsys):
+    accuracy = dict(zip(driving.ORDER, (0.1, 0.5, 0.8, of_agent), strict=True))
+
+    def player(name):
+        return lambda policy, key: (np.ones((2,), bool), dict.fromkeys(driving.METRICS, accuracy[name]))
+
+    class Agent:
+        state = None
+        algorithm = type("A", (), {"policy": staticmethod(lambda state, explore: None)})
+
+    monkeypatch.setattr(driving, "run", lambda command, timeout_s: ("", 1.0))
+    monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
+    monkeypatch.setattr(driving, "_players", lambda agent, episodes: {name: player(name) for name in driving.ORDER})
+    driving.measure(tmp_path, rounds=2, quick=False, say=lambda text: None)
+    said = capsys.readouterr().out
+    assert f"share that holds: {1.0 if expected == 'yes' else 2 / 3:.4g}; at least 1: {expected}" in said
+    written = json.loads((tmp_path / "driving.json").read_text())
+    assert written["results"]["agent"]["accuracy"]["mean"] == of_agent
+    assert [len(written["samples"][name]) for name in driving.ORDER] == [2, 2, 2, 2]
