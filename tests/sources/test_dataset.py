@@ -143,6 +143,35 @@ def test_any_number_of_devices(place):
 
 
 @pytest.mark.slow
+def test_a_decision_transformer_split_over_a_mesh_of_two_axes_trains_as_on_one_device(place):
+    """In the layout of its recipe: kernels over `model` by its rules, windows over `data`, rematerialised, accumulated."""
+    recipe = ("experiment=decision_transformer_25m", "hardware=cpu", "precision=f32", "shards=2")
+    small = ("network.hidden=[8]", "algo.units=16", "algo.layers=2", "algo.heads=4", "algo.context_length=4")
+    sizes = ("algo.source.batch_size=16", "algo.hp.warmup_updates=2", "eval.num_episodes=4")
+    path = f"algo.source.path={place / 'hdf5' / 'cartpole-v0'}"
+    leaves = {}
+    for axis, columns in ((1, 16), (2, 8)):
+        mesh = (f"hardware.mesh.data={axis}", f"hardware.mesh.model={axis}")
+        lead = build(*recipe, *small, *sizes, *mesh, path)
+        assert lead.config.algo.remat and lead.config.algo.gradient_accumulation == 4
+        compiled = program.trace([lead], layout_of([lead])).compile()
+        untrained = compiled.begin()[0]
+        before = [np.asarray(x) for x in jax.tree.leaves(untrained.state.params)]
+        run, _ = compiled.chunk(untrained, 3)
+        compiled.close()
+        (kernel,) = (
+            x
+            for path, x in jax.tree.leaves_with_path(run.state.params)
+            if jax.tree_util.keystr(path, simple=True, separator="/").endswith("layer_1/query/kernel")
+        )
+        assert {shard.data.shape[-1] for shard in kernel.addressable_shards} == {columns}
+        leaves[axis] = [np.asarray(x) for x in jax.tree.leaves(run.state.params)]
+        assert max(np.abs(x - y).max() for x, y in zip(before, leaves[axis], strict=True)) > 1e-4
+    for x, y in zip(leaves[1], leaves[2], strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_bfloat16_and_a_network_with_a_memory(place, tmp_path):
     given = bc("precision=bf16", "network=gru", "network.units=4", "algo.sequence_length=5", "eval.num_episodes=1")
     (summary,) = train(tmp_path, *(x for x in given if x != "network.hidden=[8]"))
