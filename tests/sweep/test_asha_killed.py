@@ -1,15 +1,13 @@
 """Successive halving from the command line: killed, gone on with, reported, and a pruned trial gone on with alone."""
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from support import QUIET, assert_same, command_line, environment, rlexp_command, rows
+from support import assert_same, command_line, rows
 
 from rlexp.sweep.manifest import Manifest
+
+from .killed import killed_at, verb
 
 LINE = (
     *(
@@ -26,11 +24,6 @@ LINE = (
 ASHA = ("sweeper=asha", "sweeper.trials=6", "sweeper.batch=4", "sweeper.reduction=2")
 
 
-def verb(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlexp.sweep", *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280)
-
-
 def ends(directory: Path) -> list[tuple[list[str], str, float | None]]:
     return [(entry.overrides, entry.status, entry.objective) for entry in Manifest(directory).jobs()]
 
@@ -41,14 +34,7 @@ def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path):
     done = command_line(tmp_path, *LINE, *ASHA, "hydra.sweep.dir=whole")
     assert done.returncode == 0, done.stderr
     for seen in ("packs/*/checkpoints/10", "packs/*/narrowed.json"):
-        go_on = [sys.executable, "-m", "rlexp.sweep", "resume", str(cut)]
-        command = go_on if cut.exists() else rlexp_command(*LINE, *ASHA, "hydra.sweep.dir=sweep", *QUIET)
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
-        until = time.monotonic() + 280
-        while not list(cut.glob(seen)) and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        killed_at(seen, (*LINE, *ASHA), cut)
     done = verb("resume", str(cut))
     assert done.returncode == 0, done.stderr
     assert ends(cut) == ends(whole)

@@ -1,15 +1,12 @@
 """A population from the command line: killed, gone on with, reported, and a member of it gone on with alone."""
 
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
-from support import QUIET, assert_same, command_line, environment, rlexp_command, rows
+from support import assert_same, command_line, rows
 
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.results import gather
+
+from .killed import killed_at, verb
 
 LINE = (
     *("-m", "sweeper=pbt", "sweeper.population=4", "sweeper.interval=1280", "sweeper.selection=tournament", "seed=1"),
@@ -19,23 +16,11 @@ LINE = (
 )
 
 
-def verb(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlexp.sweep", *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280)
-
-
 @pytest.mark.slow
 def test_a_killed_population_ends_as_an_undisturbed_one(tmp_path):
     done = command_line(tmp_path, *LINE, "hydra.sweep.dir=whole")
     assert done.returncode == 0, done.stderr
-    command = rlexp_command(*LINE, "hydra.sweep.dir=sweep", *QUIET)
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 280
-    while not list(tmp_path.glob("sweep/packs/*/checkpoints/60")):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed_at("packs/*/checkpoints/60", LINE, tmp_path / "sweep")
     assert {entry.status for entry in Manifest(tmp_path / "sweep").jobs()} == {"running"}
     assert "4 running" in verb("status", str(tmp_path / "sweep")).stdout
     assert "no job has an objective yet" in verb("report", str(tmp_path / "sweep")).stdout

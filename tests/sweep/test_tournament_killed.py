@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from rlexp.sweep import leaderboard
 from rlexp.sweep.leaderboard import best, place
 from rlexp.sweep.lineage import GENERATION, PARENT
 from rlexp.sweep.manifest import Entry, Manifest
+
+from .killed import killed_at, verb
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -32,11 +33,6 @@ LINE = (
     *("eval.every_env_steps=640", "total_env_steps=3840", "checkpoint.every_updates=5"),
 )
 PODS = 12
-
-
-def verb(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlexp.sweep", *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280)
 
 
 def jobs(directory: Path) -> list[Entry]:
@@ -70,14 +66,7 @@ def test_a_killed_tournament_ends_as_an_undisturbed_one(tmp_path):
     assert "the tournament: the best of the last 4 pods is job " in done.stdout
     assert_whole(whole)
     for seen in ("packs/*/checkpoints/25", f"{leaderboard.FOLDER}/0/2/*.json", "11/checkpoints/pack.json"):
-        go_on = [sys.executable, "-m", "rlexp.sweep", "resume", str(cut)]
-        command = go_on if cut.exists() else rlexp_command(*LINE, "hydra.sweep.dir=sweep", *QUIET)
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
-        until = time.monotonic() + 280
-        while not list(cut.glob(seen)) and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        killed_at(seen, LINE, cut)
     assert "finished" in verb("status", str(cut)).stdout
     done = verb("resume", str(cut))
     assert done.returncode == 0, done.stderr
