@@ -14,7 +14,7 @@ from benchmarks.measure import BENCH, Sample, Say, run, table, write
 from rlexp.overrides import quoted
 
 LAGS = (0, 1, 4, 16)
-SEEDS = 4
+SEEDS = 8
 STEPS = 150_000
 # The same 16 environments; IMPALA's batch is its own, PPO's has as many rows as its own.
 SIDES = {

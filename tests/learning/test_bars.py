@@ -55,7 +55,8 @@ def test_value_based_algorithms_solve_cartpole(overrides, mean, tmp_path):
 
 
 def test_impala_solves_cartpole(tmp_path):
-    assert final_returns(tmp_path, "algo=impala", "env=gymnax/cartpole", num_seeds=8).mean() >= 475
+    """Now and then a seed of 24 was lost with other settings: docs/algorithms/impala.md."""
+    assert final_returns(tmp_path, "algo=impala", "env=gymnax/cartpole", num_seeds=24).mean() >= 475
 
 
 @pytest.mark.parametrize("recipe", ["pendulum_sac", "pendulum_td3"])
