@@ -55,7 +55,7 @@ def test_value_based_algorithms_solve_cartpole(overrides, mean, tmp_path):
 
 
 def test_impala_solves_cartpole(tmp_path):
-    """Now and then a seed of 24 was lost with other settings: docs/algorithms/impala.md."""
+    """With another epsilon of RMSProp some seeds of 24 were lost: docs/algorithms/impala.md."""
     assert final_returns(tmp_path, "algo=impala", "env=gymnax/cartpole", num_seeds=24).mean() >= 475
 
 
