@@ -235,6 +235,11 @@ def share(text: str) -> str:
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode() if size else ""
 
 
+def of_the_lead(tree: PyTree) -> PyTree:
+    """The lead's arrays, as NumPy's. All processes must call it at the same place, with nothing being computed."""
+    return tree if jax.process_count() == 1 else jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
+
+
 def agree(settings: Mapping[str, object]) -> None:
     """Raises ConfigError, in all processes, where one was started with other settings. All must call it at the same place."""
     global _agreed

@@ -119,6 +119,8 @@ class Acting:
 
         self._own_folder = None if place else Path(tempfile.mkdtemp(prefix="rlexp-"))
         self._folder = (place or self._own_folder) / meeting.FOLDER  # type: ignore[operator]
+        if jax.process_count() > 1:
+            self._folder /= str(jax.process_index())  # its own workers
         token = secrets.token_hex(32)
         self._door = Door(self._inbox, token=token, num_workers=settings.num_workers, rows=self._rows)
         self._keeper: Keeper | None = None
@@ -248,7 +250,8 @@ class Acting:
                 self._unrolls.drop(event.life)
                 self._counted = self._counted._replace(lost=self._counted.lost + 1)
         elif isinstance(event, Failed):
-            raise RuntimeError(f"worker {event.life.worker}: {event.error.strip()}")
+            why = event.error.strip().splitlines()[-1:] or ["it failed, and said nothing"]
+            raise RuntimeError(f"worker {event.life.worker}: {why[0]}\n{event.error.strip()}")
         elif isinstance(event, Published):
             self._publish(event.policies)
 

@@ -25,7 +25,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import CountOrZero, Host, Seconds, Workers, schema
 from rlexp.envs.base import HostEnv
 from rlexp.sources.base import HostSource, check_even, no_feedback
-from rlexp.sources.host import Collector, Data, World, collector, on_those_who_act, saved_like
+from rlexp.sources.host import Collector, Data, World, can_be_saved, collector, on_those_who_act, saved_like
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree
 
 LOOK_S = 1.0  # a wait looks up as often, whatever happens
@@ -40,7 +40,7 @@ class Config:
     max_lag: Host[CountOrZero]
     """The most updates that a batch may be behind the policy that learns from it; 0: actors and learner take turns."""
     num_actors: Workers
-    """Threads; each steps algo.num_envs / num_actors environments."""
+    """Threads, which share algo.num_envs evenly; of several processes, threads of each."""
     num_devices: Host[CountOrZero]
     """Devices that act and do not learn, from behind those of hardware.mesh; 0: the first one that learns acts too."""
     timeout_s: Host[Seconds]
@@ -144,7 +144,8 @@ def make(
     del num_shards
     check_even("num_actors", config.num_actors, num_envs)
     whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
-    exact, like = env.state is not None, saved_like(env, algorithm, num_envs)
+    exact, like = can_be_saved(env), saved_like(env, algorithm, num_envs)
+    nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
     board: Board | None = None
     threads: list[threading.Thread] = []
     opening = threading.Lock()  # not every suite may be opened by two threads at once
@@ -180,7 +181,7 @@ def make(
 
     def start(data: Data) -> Board:
         made = Board(num_actors=config.num_actors, max_lag=config.max_lag, timeout_s=config.timeout_s)
-        size = num_envs // config.num_actors
+        size = num_envs // jax.process_count() // config.num_actors
         of = collector(env, algorithm, num_envs=size, num_steps=num_steps, pulse=made.pulse)
         for i in range(config.num_actors):
             kept = jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size] if np.ndim(x) else x, data.world)
@@ -193,7 +194,7 @@ def make(
     def init(key: Key, policy: Any) -> Data:
         del policy
         close()
-        return Data(key, jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like))
+        return Data(key, nothing)
 
     def close() -> None:
         nonlocal board
@@ -232,8 +233,10 @@ def make(
             "time/learner_waited_s": _one(waited),
             "time/learnt_s": _one(learnt - began),
         }
-        worlds = [part.world for part in parts]
-        world = jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else x[0], *worlds)
+        world = nothing
+        if exact:
+            worlds = [part.world for part in parts]
+            world = jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else x[0], *worlds)
         return Data(parts[0].key, world), Batch(batch, weight, memory=memory), metrics
 
     def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+import jax
+
 from rlexp.config import ConfigError, load_module, nearest_divisor
 from rlexp.envs.base import Env, HostEnv
 from rlexp.replay.rate_limiter import Limits
@@ -109,11 +111,13 @@ class HostSource(NamedTuple):
 
 
 def check_even(key: str, num_parts: int, num_envs: int) -> None:
-    """Raises ConfigError, which names the key of `num_parts`, where so many cannot share the environments evenly."""
-    if num_envs % num_parts:
-        fits = nearest_divisor(num_envs, num_parts)
+    """Raises ConfigError, which names the key of `num_parts`, where so many cannot share a process's environments evenly."""
+    num_processes = jax.process_count()
+    of_each = num_envs // num_processes
+    if of_each % num_parts:
+        fits, among = nearest_divisor(of_each, num_parts), f" of {num_processes} processes" if num_processes > 1 else ""
         raise ConfigError(
-            f"algo.source.{key}: {num_parts} does not divide algo.num_envs {num_envs}; the nearest that fits is {fits}"
+            f"algo.source.{key}: {num_parts} does not divide algo.num_envs {num_envs}{among}; the nearest that fits is {fits}"
         )
 
 

@@ -3,6 +3,9 @@
 The policy acts on one device, for all environments at once; the learning waits meanwhile. A checkpoint keeps the key, and of
 environments that can be cloned (`HostEnv.state`) all that they are like. The others' own state cannot be saved, so that a resumed
 run begins new episodes, the same ones each time.
+
+Of several processes each steps its part of the environments, with keys of its own; what a checkpoint keeps is of none alone, and so
+without the environments' state.
 """
 
 from collections.abc import Callable
@@ -70,7 +73,10 @@ class Collector(NamedTuple):
 def collector(
     env: HostEnv, algorithm: Algorithm, *, num_envs: int, num_steps: int, pulse: Callable[[], None] = lambda: None
 ) -> Collector:
-    """Of [1, num_steps + 1, num_envs] trajectories. `pulse` is called before each step; what it raises ends the rollout."""
+    """Of [1, num_steps + 1, num_envs] trajectories; `num_envs` are those of one process, or of a part of it.
+
+    `pulse` is called before each step; what it raises ends the rollout.
+    """
 
     def acted(policy: Any, carry: PyTree, timestep: TimeStep, keys: jax.Array, step: Any) -> Any:
         action, carry, extras = algorithm.act(policy, carry, timestep, keys[step])
@@ -78,8 +84,8 @@ def collector(
 
     def split(key: Key) -> tuple[Key, jax.Array, jax.Array]:
         key, act_key, reset_key = jax.random.split(key, 3)
-        seeds = jax.random.bits(reset_key, (num_envs,), jnp.uint32)
-        return key, jax.random.split(act_key, num_steps), seeds
+        seeds = jax.random.bits(reset_key, (jax.process_count(), num_envs), jnp.uint32)[jax.process_index()]
+        return key, jax.random.split(of_this_process(act_key), num_steps), seeds
 
     act = jax.jit(acted)
 
@@ -203,6 +209,16 @@ def saved_like(env: HostEnv, algorithm: Algorithm, num_envs: int) -> Saved | tup
     return Saved(jax.ShapeDtypeStruct((), np.bool_), jax.tree.map(of_all, env.state), timestep, carry, each, each)
 
 
+def of_this_process(key: Key) -> Key:
+    """Another one in each of several processes."""
+    return key if jax.process_count() == 1 else jax.random.fold_in(key, jax.process_index())
+
+
+def can_be_saved(env: HostEnv) -> bool:
+    """Whether a checkpoint has what the environments are like: they can be cloned, and this process steps all of them."""
+    return env.state is not None and jax.process_count() == 1
+
+
 def on_those_who_act(policy: PyTree, num_devices: int) -> tuple[PyTree, ...]:
     """The policy on the device where it lies, and on those after it."""
     (device,) = jax.tree.leaves(policy)[0].devices()
@@ -216,15 +232,17 @@ def make(
 ) -> HostSource:
     """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of all shards."""
     del config, num_shards
-    of = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
+    of = collector(env, algorithm, num_envs=num_envs // jax.process_count(), num_steps=num_steps)
+    whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
     world: World | None = None
-    exact = env.state is not None
+    exact = can_be_saved(env)
     like = saved_like(env, algorithm, num_envs)
+    nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
 
     def init(key: Key, policy: Any) -> Data:
         del policy
         close()
-        return Data(key, jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like))
+        return Data(key, nothing)
 
     def close() -> None:
         nonlocal world
@@ -237,10 +255,10 @@ def make(
         key, keys, seeds = of.split(data.key)
         world = world or (of.opened(data.world) if exact and data.world.begun else of.open(seeds))
         batch, metrics = of.collect(world, policy, keys)
-        return Data(key, of.saved(world) if exact else ()), batch, metrics
+        return Data(key, of.saved(world) if exact else nothing), batch, metrics
 
     def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
-        data, batch, metrics = of.shapes(policy)
+        data, batch, metrics = whole.shapes(policy)
         return data._replace(world=like), batch, metrics
 
     return HostSource(init, next, no_feedback, close, shapes, env_steps_per_update=num_envs * num_steps, exact=exact)

@@ -29,7 +29,7 @@ from rlexp.config import Bytes, ConfigError, Count, CountOrZero, Host, NonNegati
 from rlexp.envs.base import HostEnv
 from rlexp.sources.acting import Acting, Settings, rows_of
 from rlexp.sources.base import HostSource, check_even, no_feedback
-from rlexp.sources.host import Data, collector, on_those_who_act
+from rlexp.sources.host import Data, collector, of_this_process, on_those_who_act
 from rlexp.sources.unrolls import Unroll, side_by_side
 from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
 from rlexp.workers import address
@@ -42,7 +42,7 @@ class Config:
 
     module: Host[str]
     num_workers: Workers
-    """Processes; each steps algo.num_envs / num_workers environments, side by side."""
+    """Processes, which share algo.num_envs evenly, each side by side; where several processes learn, workers of each."""
     max_lag: Host[CountOrZero]
     """The most updates that a batch may be behind the policy that learns from it; 0: the learner waits for all workers."""
     inference_batch: Host[Count | None]
@@ -92,15 +92,17 @@ def make(
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
     check_even("num_workers", config.num_workers, num_envs)
     whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
-    rows = rows_of(env, num_envs // config.num_workers)
+    mine = num_envs // jax.process_count()  # environments whose workers this process serves
+    of_worker = mine // config.num_workers
+    rows = rows_of(env, of_worker)
     if rows.num_bytes > config.max_message_bytes:
         raise ConfigError(
             f"algo.source.max_message_bytes: {config.max_message_bytes} is less than the {rows.num_bytes} of the "
-            f"{num_envs // config.num_workers} environments of a worker; allow more, or take more workers"
+            f"{of_worker} environments of a worker; allow more, or take more workers"
         )
-    if config.inference_batch is not None and config.inference_batch < num_envs // config.num_workers:
+    if config.inference_batch is not None and config.inference_batch < of_worker:
         raise ConfigError(
-            f"algo.source.inference_batch: {config.inference_batch} is less than the {num_envs // config.num_workers} environments "
+            f"algo.source.inference_batch: {config.inference_batch} is less than the {of_worker} environments "
             "of a worker, which are acted for together; allow more, or take more workers"
         )
     address.check(config.address)
@@ -141,11 +143,11 @@ def make(
         if acting is None:
             settings = Settings(
                 num_workers=config.num_workers,
-                num_envs=num_envs // config.num_workers,
+                num_envs=of_worker,
                 num_steps=num_steps,
                 max_lag=config.max_lag,
                 own_places=own_places,
-                batch_size=config.inference_batch or num_envs,
+                batch_size=config.inference_batch or mine,
                 batch_timeout_s=config.inference_wait_ms / 1000,
                 start=_start(config),
                 address=config.address,
@@ -154,7 +156,7 @@ def make(
                 silence_s=float(config.silence_s),
                 timeout_s=float(config.timeout_s),
             )
-            acting = Acting(settings, env, algorithm, key=own, place=place)
+            acting = Acting(settings, env, algorithm, key=of_this_process(own), place=place)
         playing = acting  # close(), in another thread, may take it away meanwhile
         unrolls, counted = playing.learn_from(on_those_who_act(policy, config.num_devices))
         waited = time.perf_counter() - learnt
@@ -170,10 +172,10 @@ def make(
             valid=rows.valid,
             extras=jax.tree.unflatten(playing.structures.extras, rows.extras),
         )
-        weight: Any = np.ones((num_envs,), np.float32)
+        weight: Any = np.ones((mine,), np.float32)
         whole_batch = Batch(trajectory, weight, memory=jax.tree.unflatten(playing.structures.memory, memory))
         num_valid: Any = np.uint32(rows.valid.sum())
-        num_rows: Any = np.uint32(num_envs * num_steps)
+        num_rows: Any = np.uint32(mine * num_steps)
         metrics = _summed(unrolls, env.info) | {
             AGENT_STEPS: Mean(num_valid, num_rows),
             "train/lag_mean": _mean(lag),

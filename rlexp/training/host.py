@@ -8,9 +8,10 @@ two updates, each goes into the memory by itself, and the compiled half draws an
 
 The learning is spread over the mesh as ever, and the evaluation too where its environments are compiled. A policy acts on one
 device, or where the source asks for devices of its own on those behind the mesh. So what environments of the host do does not
-depend on how many devices there are, and the logical shards are what the update makes of the batch. A data set is not acted in:
-each process reads its own shards. What stands in `Run.data` is what the source keeps for a checkpoint; it is the same on all
-devices.
+depend on how many devices there are, and the logical shards are what the update makes of the batch. Of several processes each steps
+its part of the environments, and its batch goes to its own devices; the update is that of all, and so are the counts. A data set is
+not acted in: each process reads its own shards. What stands in `Run.data` is what the source keeps for a checkpoint; it is the same
+on all devices.
 """
 
 import functools
@@ -27,6 +28,7 @@ from jax.sharding import PartitionSpec as P
 from rlexp.config import Config, ConfigError
 from rlexp.envs.base import HostEnv
 from rlexp.experiment import Experiment
+from rlexp.machine import distributed
 from rlexp.sources import apart
 from rlexp.sources.base import HostSource, Memory, Place, no_feedback
 from rlexp.training.evaluate import Episodes
@@ -65,11 +67,16 @@ def check(experiment: Experiment) -> None:
         )
     if config.run == "plan" or (num := jax.process_count()) == 1:
         return
-    if isinstance(experiment.env_of(experiment.settings), HostEnv):
-        raise ConfigError(f"processes.number: {num} is not allowed where environments run on the host; allowed: 1")
     if config.hardware.mesh.data % num:
+        does = "steps its environments" if experiment.steps_environments else "reads its part"
         raise ConfigError(
-            f"hardware.mesh.data: {config.hardware.mesh.data} is no multiple of the {num} processes, each of which reads its part"
+            f"hardware.mesh.data: {config.hardware.mesh.data} is no multiple of the {num} processes, each of which {does}"
+        )
+    memory = experiment.source_of(experiment.settings).memory
+    if memory is not None and memory.apart is not None:
+        raise ConfigError(
+            f"algo.source.error_buffer: it is not allowed with {num} processes, since how many batches come between two updates "
+            "depends on the clock of each; expected null"
         )
 
 
@@ -83,6 +90,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         )
     source, algorithm, config = lead.source_of(lead.settings), lead.algorithm, lead.config
     mesh, actor = layout.mesh, SingleDeviceSharding(_first_to_act(config, layout, source.num_devices))
+    each_counts = lead.steps_environments and jax.process_count() > 1
 
     def init_one(seed: jax.Array, hp: PyTree) -> tuple[PyTree, Key]:
         state_key, data_key = train_keys(seed)
@@ -108,6 +116,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def learn_one(
         state: PyTree, kept: PyTree, settings: Settings, batch: PyTree, collected: Metrics, total: Metrics
     ) -> Any:
+        if each_counts:
+            collected = _over_processes(collected)
         kept, batch, drawn = draw(kept, settings, batch)
         state, updates = learn_from(lead, state, batch)
         memory = memory_of(settings)
@@ -163,6 +173,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         *(jax.tree.map(lambda _: samples, x) for x in batch[1:]),
     )
 
+    of_devices = NamedSharding(mesh, P("data"))
+
     def lower_learn() -> jax.stages.Lowered:
         def learn_all(state: PyTree, kept: PyTree, settings: Settings, *others: Any) -> Any:
             state, kept, total, told = learn_one(_first(state), _first(kept), _first(settings), *others)
@@ -178,11 +190,15 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             placed = jax.tree.map(
                 lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, batch_shardings
             )
-        everywhere = (
+        counted, sums = (
             jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.replicated), tree)
             for tree in (collected, total)
         )
-        return learn.lower(abstract_run.state, abstract_kept, abstract_run.settings, placed, *everywhere)
+        if each_counts:
+            counted = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((mesh.shape["data"], *x.shape), x.dtype, sharding=of_devices), counted
+            )
+        return learn.lower(abstract_run.state, abstract_kept, abstract_run.settings, placed, counted, sums)
 
     @functools.cache
     def compiled() -> jax.stages.Compiled:
@@ -207,9 +223,25 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             return jax.device_put(tree, layout.replicated)
         return jax.tree.map(lambda x: _everywhere(x, layout.replicated), tree)
 
+    def counts(collected: Metrics) -> Metrics:
+        """What the batch's metrics are, where `learn` wants them: of all processes alike, or of this one."""
+        if not each_counts:
+            return everywhere(collected)
+        of_one = mesh.shape["data"] // jax.process_count()
+
+        def one_row(x: Any) -> jax.Array:
+            rows = np.zeros((of_one, *np.shape(x)), np.asarray(x).dtype)
+            rows[0] = x
+            return jax.make_array_from_process_local_data(of_devices, rows)
+
+        return jax.tree.map(one_row, collected)
+
+    def on_actor(policy: PyTree) -> PyTree:
+        return jax.device_put(_here(policy), actor)
+
     init_state = jax.jit(lambda *args: _alone(init_one(*args)), out_shardings=(shardings.state, layout.replicated))
     # Taken out on the mesh, where the state lies, and brought to the device that acts.
-    explorer = jax.jit(lambda state: policy_of(_first(state), True))
+    explorer = jax.jit(lambda state: policy_of(_first(state), True), out_shardings=layout.replicated)
     # A memory is filled before the first update.
     begin_memory = jax.jit(
         lambda key, settings, num_calls: _alone(empty(key, _first(settings), num_calls)), out_shardings=kept_shardings
@@ -219,7 +251,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         donate_argnums=0,
         out_shardings=kept_shardings,
     )
-    judged = jax.jit(lambda state: policy_of(_first(state), config.eval.mode != "greedy"))
+    judged = jax.jit(
+        lambda state: policy_of(_first(state), config.eval.mode != "greedy"), out_shardings=layout.replicated
+    )
+    summed = jax.jit(lambda collected: _over_processes(collected), out_shardings=layout.replicated)
 
     def of(members: Sequence[Experiment]) -> Traced:
         member = members[0]
@@ -238,12 +273,16 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             if source.memory is None:
                 return place(data, (), 0.0), {}
             traced, counted = settings_now(), list[Metrics]()
-            kept = begin_memory(jax.device_put(key, layout.replicated), traced, np.int32(num_calls))
+            kept = begin_memory(everywhere(key), traced, np.int32(num_calls))
             for _ in range(source.memory.num_prefills):
                 data, batch, collected = source.next(data, policy)
                 kept = add(kept, traced, put(batch))
                 counted.append(collected)
-            total = jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype)[None], *counted) if counted else {}
+            total = jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype), *counted) if counted else {}
+            if each_counts:
+                jax.block_until_ready(kept)  # one program of all processes after the other
+                total = jax.tree.map(np.asarray, _here(summed(counts(total))))
+            total = _alone(total)
             limits = source.memory.apart
             ahead = 0.0 if limits is None else apart.ahead_at_first(limits, source.memory.num_prefills)
             return place(data, kept, ahead), total
@@ -256,7 +295,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             def acting(state: PyTree) -> PyTree:
                 """The policy, on the device that acts; nothing for a source that steps no environments."""
-                return jax.device_put(explorer(state), actor) if lead.steps_environments else ()
+                return on_actor(explorer(state)) if lead.steps_environments else ()
 
             def close_feed() -> None:
                 nonlocal feed
@@ -293,7 +332,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                         for one in batches:
                             kept = add(kept, run.settings, put(one))
                         batch, ids = (), ()
-                    collected = everywhere(collected)
+                    collected = counts(collected)
                     shares.lap("copying")
                     jax.block_until_ready(sums)  # of the update before: no more than one batch waits on the devices
                     shares.lap("learning")
@@ -330,13 +369,13 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             def play(state: PyTree, settings: Settings, update: int) -> Episodes:
                 del settings
-                policy = jax.device_put(judged(state), actor)
-                return _alone(own.episodes(policy, evaluation_key(member.config.seed, update)))
+                played = own.episodes(on_actor(judged(state)), evaluation_key(member.config.seed, update))
+                return _alone(distributed.of_the_lead(played))
 
             return play, own.close
 
         def refill(run: Run, update: int) -> Run:
-            source, policy = member.source_of(member.settings), jax.device_put(explorer(run.state), actor)
+            source, policy = member.source_of(member.settings), on_actor(explorer(run.state))
             key = jax.device_put(refill_key(seeds[0], update), actor)
             assert source.refill is not None
             data, _ = filled(source, source.refill(key, policy, update), key, policy, update)
@@ -382,6 +421,11 @@ def _first_to_act(config: Config, layout: Layout, num_devices: int) -> Any:
 def _here(tree: PyTree) -> PyTree:
     """What all devices have alike, as a device of this process has it."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+
+def _over_processes(collected: Metrics) -> Metrics:
+    """The sums, of rows that the processes have put on their devices."""
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), collected)
 
 
 def _everywhere(x: Any, replicated: NamedSharding) -> jax.Array:

@@ -1,8 +1,9 @@
-"""What `launcher=tpu_vm` is tested in: a stand-in gcloud, and an object store that the tests of a file share."""
+"""A stand-in gcloud and an object store, in which `launcher=tpu_vm` is tested; and runs of several processes."""
 
 import object_store
 import pytest
 
+from .together import starting
 from .tpu_world import World
 
 
@@ -17,3 +18,9 @@ def world(tmp_path, bucket):
     made = World(tmp_path, *bucket)
     yield made
     made.gcloud.clear()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """See `starting`."""
+    yield from starting(tmp_path)

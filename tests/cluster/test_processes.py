@@ -8,100 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-from support import assert_same, environment, rlexp_command, rows, saved
+from support import assert_same, environment, rows, saved
 
-from rlexp.overrides import merge_overrides
+from .together import DEVICES, TIMEOUT_S, wait_for_checkpoint
 
 pytestmark = pytest.mark.timeout(900)
-
-DEVICES = 4  # of all processes together
-SMALL = (
-    "env=probe/obs_action_reward",
-    "algo.num_envs=8",
-    "algo.num_steps=8",
-    "algo.num_epochs=1",
-    "algo.num_minibatches=2",
-    "algo.normalize_observations=true",
-    "network.hidden=[8]",
-    "eval.num_episodes=4",
-    "eval.every_env_steps=1280",
-    "checkpoint.every_updates=20",
-    "checkpoint.keep_last=100",
-    "total_env_steps=10240",  # 160 updates
-    f"shards={DEVICES}",
-    f"hardware.mesh.data={DEVICES}",
-    "hardware.emulate=true",
-    "logger.wandb.mode=disabled",
-    "logger.curve=false",
-    "logger.progress=plain",
-)
-TIMEOUT_S = 20
-
-
-class Processes(NamedTuple):
-    """The processes of one run, by index; their output goes to files."""
-
-    running: list[subprocess.Popen]
-    outputs: list[Path]
-
-    def wait(self, timeout_s: float = 400) -> list[int]:
-        """Exit codes."""
-        until = time.monotonic() + timeout_s
-        return [p.wait(timeout=max(0.1, until - time.monotonic())) for p in self.running]
-
-    def said(self, index: int) -> str:
-        return self.outputs[index].read_text()
-
-    def kill(self) -> None:
-        for process in self.running:
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def start(tmp_path):
-    """start(number, *overrides): that many processes of one run; what is left of them is killed at the end."""
-    started: list[Processes] = []
-
-    def start(number: int, *overrides: str, slurm: bool = False) -> Processes:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        together = (f"processes.number={number}", f"processes.timeout_s={TIMEOUT_S}") if number > 1 else ()
-        outputs = [tmp_path / f"output{len(started)}-{i}" for i in range(number)]
-        running = []
-        for i, output in enumerate(outputs):
-            slurms: dict[str, str] = {}
-            own: tuple[str, ...] = ()
-            if slurm:  # what srun tells its tasks; JAX takes the port from the job's number
-                slurms = {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": str(i)}
-                slurms |= {"SLURM_NTASKS": str(number), "SLURM_PROCID": str(i)}
-            elif number > 1:
-                own = (f"processes.coordinator=localhost:{port}", f"processes.index={i}")
-            command = rlexp_command(*merge_overrides(SMALL, [*together, *own, *overrides]))
-            env = environment(**slurms)
-            env.pop("no_proxy", None)  # of tests of the store in this same process; JAX has a line for it
-            with output.open("w") as file:
-                running.append(subprocess.Popen(command, cwd=tmp_path, env=env, stdout=file, stderr=subprocess.STDOUT))
-        started.append(Processes(running, outputs))
-        return started[-1]
-
-    yield start
-    for processes in started:
-        processes.kill()
-
-
-def wait_for_checkpoint(run_dir: Path, update: int, processes: Processes) -> None:
-    until = time.monotonic() + 250
-    while not (run_dir / "checkpoints" / str(update)).exists():
-        assert all(p.poll() is None for p in processes.running), processes.said(0) + processes.said(1)
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def without_gloo(output: str) -> Sequence[str]:

@@ -316,7 +316,9 @@ def test_an_error_of_the_environment_ends_the_run_with_it(tmp_path):
         call = Call(tmp_path).hello()
         assert call.answer() is Kind.WELCOME
         call.send(wire.write(Kind.FAILED, {"error": "Traceback\nRuntimeError: the game crashed"}))
-        with pytest.raises(RuntimeError, match=r"worker 0: Traceback\nRuntimeError: the game crashed"):
+        with pytest.raises(
+            RuntimeError, match=r"worker 0: RuntimeError: the game crashed\nTraceback\nRuntimeError: the game crashed"
+        ):
             server.learn_from((policy(0),))
         call.close()
 
