@@ -30,13 +30,14 @@ from benchmarks import (
     same,
     scaling,
     schedules,
+    sources,
     startup,
     sweep,
     trunk,
 )
 from benchmarks.measure import BENCH, Failed
 
-# part -> (what measures it, rounds). Rejax's and batch's rounds are also their eight seeds; lag has its own.
+# part -> (what measures it, rounds). Rejax's, batch's and sources' rounds are also their eight seeds; lag has its own.
 PARTS = {
     "rejax": (rejax.measure, 8),
     "overhead": (overhead.measure, 5),
@@ -54,6 +55,7 @@ PARTS = {
     "rejax_replay": (rejax.measure_replay, 5),
     "host": (host.measure, 5),
     "inference": (inference.measure, 5),
+    "sources": (sources.measure, 8),
     "lag": (lag.measure, 1),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),

@@ -17,9 +17,12 @@ LAGS = (0, 1, 4, 16)
 SEEDS = 8
 STEPS = 150_000
 # The same 16 environments; IMPALA's batch is its own, PPO's has as many rows as its own.
+EDGE = ["algo=impala", "algo.hp.lr=8e-3", "algo.hp.vtrace_lambda=0.95", "algo.hp.rms_eps=1e-5"]  # almost too fast
 SIDES = {
     "IMPALA, V-trace": ["algo=impala"],
     "IMPALA, ignored": ["algo=impala", "algo.off_policy=ignored"],
+    "on the edge, V-trace": EDGE,
+    "on the edge, ignored": [*EDGE, "algo.off_policy=ignored"],
     "PPO": ["algo=ppo", "algo.num_envs=16", "algo.num_steps=32"],
 }
 COMMON = ["env=gymnax/cartpole", "logger=quiet", "checkpoint=off", "eval.num_episodes=16", "eval.at_start=false"]

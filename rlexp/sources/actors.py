@@ -254,7 +254,7 @@ def make(
         env_steps_per_update=num_envs * num_steps,
         num_devices=config.num_devices,
         apart=True,
-        exact=exact,
+        goes_on=lambda data: exact and bool(data.world.begun),
     )
 
 

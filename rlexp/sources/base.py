@@ -106,7 +106,8 @@ class HostSource(NamedTuple):
     # None: so it is anyway.
     in_places: Callable[[], "HostSource"] | None = None
     apart: bool = False  # next may be called by a thread of its own, beside the learner's; close() ends it there
-    exact: bool = False  # Data has the environments' own state too, so that a resumed run is the undisturbed one
+    # Whether Data has the environments' own state too, so that a run which is resumed with it is the undisturbed one.
+    goes_on: Callable[[Data], bool] = lambda data: False
     memory: Memory | None = None  # what batches go into, and samples come from; None: they are learnt from as they are
 
 

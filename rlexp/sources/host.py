@@ -261,4 +261,12 @@ def make(
         data, batch, metrics = whole.shapes(policy)
         return data._replace(world=like), batch, metrics
 
-    return HostSource(init, next, no_feedback, close, shapes, env_steps_per_update=num_envs * num_steps, exact=exact)
+    return HostSource(
+        init,
+        next,
+        no_feedback,
+        close,
+        shapes,
+        env_steps_per_update=num_envs * num_steps,
+        goes_on=lambda data: exact and bool(data.world.begun),
+    )

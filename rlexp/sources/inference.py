@@ -106,6 +106,9 @@ def make(
             "of a worker, which are acted for together; allow more, or take more workers"
         )
     address.check(config.address)
+    listens = config.address
+    if listens.startswith("unix:") and jax.process_count() > 1:
+        listens += f".{jax.process_index()}"
     place: Path | None = None
     acting: Acting | None = None
 
@@ -114,7 +117,7 @@ def make(
         place = directory
 
     def check() -> None:
-        address.check_here(config.address)
+        address.check_here(listens)
         address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority)
         if config.start == "slurm" and shutil.which("sbatch") is None:
             raise ConfigError(
@@ -150,7 +153,7 @@ def make(
                 batch_size=config.inference_batch or mine,
                 batch_timeout_s=config.inference_wait_ms / 1000,
                 start=_start(config),
-                address=config.address,
+                address=listens,
                 tls=address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority),
                 max_message_bytes=config.max_message_bytes,
                 silence_s=float(config.silence_s),
@@ -180,7 +183,7 @@ def make(
             AGENT_STEPS: Mean(num_valid, num_rows),
             "train/lag_mean": _mean(lag),
             "train/lag_at_most_share": _mean(lag == config.max_lag),
-            "train/workers_lost": _mean(counted.lost),
+            "train/workers_lost": _mean(counted.lost, 1 / jax.process_count()),  # of all processes together
             "time/learner_waited_s": _mean(waited),
             "time/learnt_s": _mean(learnt - began),
             "time/acted_for_mean": _mean(counted.acted_for, counted.calls),

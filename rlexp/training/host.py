@@ -72,7 +72,13 @@ def check(experiment: Experiment) -> None:
         raise ConfigError(
             f"hardware.mesh.data: {config.hardware.mesh.data} is no multiple of the {num} processes, each of which {does}"
         )
-    memory = experiment.source_of(experiment.settings).memory
+    source = experiment.source_of(experiment.settings)
+    if source.num_devices:
+        raise ConfigError(
+            f"algo.source.num_devices: {source.num_devices} is not allowed with {num} processes, whose mesh has all of their devices; "
+            "expected 0"
+        )
+    memory = source.memory
     if memory is not None and memory.apart is not None:
         raise ConfigError(
             f"algo.source.error_buffer: it is not allowed with {num} processes, since how many batches come between two updates "
@@ -289,6 +295,11 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
         def compile_all() -> Program:
             began = time.perf_counter()
+            if (
+                each_counts
+            ):  # the devices meet now: they have half a minute for it, and environments may take longer to open
+                nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), collected)
+                jax.block_until_ready(summed(counts(nothing)))
             learn, (play, close_play) = compiled(), player()
             source = member.source_of(member.settings)
             feed: apart.Feed | None = None  # where inserts and samples run apart, since the first chunk
@@ -385,6 +396,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return Traced(abstract_run, settings_now, compile_all, lambda: player()[0], lower_learn, refill, of)
 
     return of(experiments)
+
+
+def goes_on(experiment: Experiment, run: Run) -> bool:
+    """Whether a run that is resumed with this steps its environments on from where they were."""
+    data = _first(_here(_stepped(run.data)))
+    return experiment.source_of(experiment.settings).goes_on(data)
 
 
 class Remembered(NamedTuple):

@@ -19,7 +19,7 @@ from rlexp import hints
 from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.machine.stop import Stop
-from rlexp.training import between, metrics, program, schedule
+from rlexp.training import between, host, metrics, program, schedule
 from rlexp.training.changes import acting
 from rlexp.training.layout import layout_of
 from rlexp.training.members import Member, Pack, start_of
@@ -97,6 +97,8 @@ def train_pack(
             )
             if restored:
                 run = with_memory(restored, traced)
+                if lead.on_host and lead.steps_environments:
+                    note(REMEMBERED if host.goes_on(lead, run) else FORGOTTEN)
             else:
                 run, counted = compiled.begin()
                 pack.agent_steps = metrics.transitions_at_start(counted, lead, len(members))
@@ -227,9 +229,6 @@ def _notices(experiment: Experiment, resumed: Mapping[str, Any] | None) -> list[
     notices = [f"total_env_steps {asked:,} is rounded up to {total:,}: whole updates"] if total != asked else []
     if resumed:
         notices.append(f"resumed at {resumed['env_steps']:,} {experiment.clock}")
-        if experiment.on_host and experiment.steps_environments:
-            exact = experiment.source_of(experiment.settings).exact
-            notices.append(REMEMBERED if exact else FORGOTTEN)
         if resumed["total_updates"] != experiment.total_updates:
             before = experiment.env_steps(resumed["total_updates"])
             notices.append(

@@ -13,11 +13,17 @@ from rlexp.training import host
 
 from .together import SMALL, wait_for_checkpoint
 
-OVER = (
-    *merge_overrides(SMALL, ["hardware.mesh.data=2", "shards=2", "total_env_steps=1024", "eval.every_env_steps=256"]),
-    "algo.normalize_observations=false",
+OVER = tuple(
+    merge_overrides(
+        SMALL,
+        [
+            "algo.normalize_observations=false",
+            "total_env_steps=1024",
+            "eval.every_env_steps=256",
+            "checkpoint.every_updates=4",
+        ],
+    )
 )
-OVER = tuple(merge_overrides(OVER, ["checkpoint.every_updates=4", "algo.num_envs=8", "algo.num_steps=8"]))
 KINDS = {
     "host": ["source=host"],
     "actors": ["source=actors", "algo.source.max_lag=0", "algo.source.num_actors=2"],
@@ -95,7 +101,7 @@ def test_two_processes_are_killed_and_resumed_and_one_opens_what_they_saved(star
     assert again.wait() == [0, 0], again.said(0)
     assert "they begin new episodes" in again.said(0)
     alone = start(1, f"resume={tmp_path / 'run'}", f"total_env_steps={64 * (reached + 40)}", over=())
-    assert alone.wait() == [0], alone.said(0)
+    assert alone.wait() == [0] and "they begin new episodes" in alone.said(0), alone.said(0)
     both = start(2, f"resume={tmp_path / 'run'}", f"total_env_steps={64 * (reached + 60)}", over=())
     assert both.wait() == [0, 0], both.said(0)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] == 64 * (reached + 60)
@@ -114,6 +120,8 @@ def test_what_several_processes_cannot_do_is_said(monkeypatch):
         "hardware.mesh.data=2",
         "shards=2",
     ]
+    with pytest.raises(ConfigError, match=r"algo\.source\.num_devices: 1 is not allowed with 2 processes"):
+        host.check(build("env=gymnasium/cartpole", "source=actors", "algo.source.num_devices=1", *apart[3:]))
     with pytest.raises(ConfigError, match=r"algo\.source\.error_buffer: it is not allowed with 2 processes"):
         host.check(build("env=gymnasium/cartpole", "source=actors", *apart))
     with pytest.raises(

@@ -197,13 +197,14 @@ def test_a_line_has_the_time_of_its_own_chunk(trained):
         assert row["time/waiting_share"] == 0 < row["time/acting_share"]
 
 
-def test_a_resumed_run_says_what_it_has_not(trained):
-    meta = {"env_steps": 128, "total_updates": 4}
-    assert FORGOTTEN in loop._notices(build("env=gymnasium", "env.id=Acrobot-v1"), meta)
-    assert REMEMBERED in loop._notices(build("env=gymnasium/cartpole"), meta)
-    assert FORGOTTEN not in loop._notices(build(), meta)
-    go_on = rlexp.train(resume=trained.dir, total_env_steps=384, config_dir=None)
+def test_a_resumed_run_says_what_it_has_not(trained, capfd):
+    go_on = rlexp.train("logger.progress=plain", resume=trained.dir, total_env_steps=384, config_dir=None)
     assert go_on.summary["resumed_from"] == 256 and go_on.summary["env_steps"] == 384
+    assert REMEMBERED in (said := "".join(capfd.readouterr())) and FORGOTTEN not in said
+    given = ["env=gymnasium", "env.id=Acrobot-v1", "env.max_episode_steps=5", "total_env_steps=256"]
+    rlexp.train([*QUIET, *SMALL, *given], {"hydra.run.dir": "acrobot"})
+    rlexp.train("logger.progress=plain", resume="acrobot", total_env_steps=384, config_dir=None)
+    assert FORGOTTEN in (said := "".join(capfd.readouterr())) and REMEMBERED not in said
 
 
 def test_a_memory_on_the_host_can_be_filled_anew():
