@@ -295,9 +295,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
         def compile_all() -> Program:
             began = time.perf_counter()
-            if (
-                each_counts
-            ):  # the devices meet now: they have half a minute for it, and environments may take longer to open
+            if each_counts:
+                # The devices meet now: they have half a minute for it, and environments may take longer to open.
                 nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), collected)
                 jax.block_until_ready(summed(counts(nothing)))
             learn, (play, close_play) = compiled(), player()

@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import jax
 import numpy as np
 
-from rlexp.config import Host, Text, schema
+from rlexp.config import CountOrZero, Host, Text, schema
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.types import Discrete, EnvSpec, TimeStep
 
@@ -19,12 +20,15 @@ class Config:
     module: Host[str]
     folder: Host[Text]
     """Gets a file of each process, with the seeds of each reset in a line."""
+    late_s: Host[CountOrZero] = 0
+    """How long they take to open in the second process."""
 
 
 def make(config: Config) -> HostEnv:
     spec = EnvSpec("Seeded", jax.ShapeDtypeStruct((1,), np.float32), Discrete(2), 6)
 
     def open_(num_envs: int) -> Opened:
+        sleep(config.late_s * jax.process_index())
         length, time, last = (np.zeros(num_envs, int) for _ in range(3))
         ones = np.ones(num_envs, np.float32)
 

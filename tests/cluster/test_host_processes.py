@@ -36,10 +36,10 @@ def seeded(tmp_path):
     """seeded(name): overrides for a run of that name, with the environment that notes its seeds in the folder `name`-seeds."""
     (tmp_path / "conf" / "env").mkdir(parents=True)
 
-    def overrides(name: str) -> list[str]:
+    def overrides(name: str, **more: int) -> list[str]:
         folder = tmp_path / f"{name}-seeds"
         folder.mkdir(exist_ok=True)
-        node = {"module": "cluster.seeded", "folder": str(folder)}
+        node = {"module": "cluster.seeded", "folder": str(folder), **more}
         (tmp_path / "conf" / "env" / f"{name}.yaml").write_text(yaml.safe_dump(node))
         return [f"env={name}", f"hydra.searchpath=[file://{tmp_path / 'conf'}]", f"hydra.run.dir={tmp_path / name}"]
 
@@ -86,6 +86,14 @@ def test_workers_of_two_processes_serve_their_own(more, start, seeded, tmp_path)
         assert len([*(tmp_path / "run" / "workers" / str(index)).glob("*.log")]) == 2
     reset = [line for lines in seeds(tmp_path, "run") for line in lines if len(line) == 2]
     assert len(reset) == 4 and len({seed for line in reset for seed in line}) == 8
+
+
+@pytest.mark.slow
+def test_environments_that_open_late_in_one_process_are_waited_for(start, seeded, tmp_path):
+    """Gloo's devices have 30 s to meet for the first time."""
+    processes = start(2, *seeded("run", late_s=35), *KINDS["host"], "total_env_steps=128", over=OVER)
+    assert processes.wait() == [0, 0], processes.said(0)
+    assert rows(tmp_path / "run")[-1]["env_steps"] == 128
 
 
 @pytest.mark.slow
