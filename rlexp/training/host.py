@@ -75,8 +75,8 @@ def check(experiment: Experiment) -> None:
     source = experiment.source_of(experiment.settings)
     if source.num_devices:
         raise ConfigError(
-            f"algo.source.num_devices: {source.num_devices} is not allowed with {num} processes, whose mesh has all of their devices; "
-            "expected 0"
+            f"algo.source.num_devices: {source.num_devices} is not allowed with {num} processes, "
+            "whose mesh has all of their devices; expected 0"
         )
     memory = source.memory
     if memory is not None and memory.apart is not None:
