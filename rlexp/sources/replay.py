@@ -167,12 +167,28 @@ def _beside(
     config, limited, of_update = apart.limited(config, stride=stride, of_batch=of_batch, num_samples=num_samples)
     sizes: Any = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
     memory = _memory(config, shapes, algorithm=algorithm, limited=limited, of_update=of_update, **sizes)
+    memory = memory._replace(add=lambda kept, batch, add=memory.add: add(_cut(kept, batch), batch))
     return steps._replace(
         memory=memory,
         env_steps_per_update=of_update,
         prefill_env_steps=memory.num_prefills * of_batch,
         refill=lambda key, policy, num_calls: steps.init(key, policy),
     )
+
+
+def _cut(data: Data, batch: Batch) -> Data:
+    """Where new episodes begin: what was there before starts no transition to them.
+
+    After an episode's end that is so anyway. Episodes that a resumed run could not go on with have none, and end with the
+    observation before the last one, as truncated.
+    """
+    ring, first = data.ring, batch.trajectory.first[0, 0]
+    valid, num_envs = ring.table.columns.valid, first.size
+    newest = (ring.head * num_envs - num_envs) % jnp.int32(valid.size)
+    kept = jnp.where(first, 0.0, jax.lax.dynamic_slice_in_dim(valid, newest, num_envs))
+    valid = columns.write(valid, kept, newest)
+    table = ring.table._replace(columns=ring.table.columns._replace(valid=valid))
+    return data._replace(ring=ring._replace(table=table))
 
 
 def _stepping(steps: Source, config: Config, **sizes: Any) -> Source:

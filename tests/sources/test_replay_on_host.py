@@ -163,6 +163,48 @@ def test_samples_are_pieces_of_what_an_environment_did(source):
     assert len(seen) > 15
 
 
+@pytest.mark.parametrize("sequence_length", [1, 3])
+@pytest.mark.parametrize("selector", ["uniform", "prioritised"])
+def test_no_transition_leads_from_episodes_that_were_given_up_to_new_ones(selector, sequence_length):
+    """As in a resumed run, whose environments begin anew while the memory is the old one; at any place of the ring."""
+    parts = {"algorithm": version_teller(), "num_envs": 2, "num_steps": 3, "num_shards": 1}
+    made = replay.make(
+        replay.Config(
+            module="",
+            capacity=24,
+            batch_size=24,
+            prefill_env_steps=12,
+            num_updates=2,
+            sequence_length=sequence_length,
+            selector=selector,
+        ),
+        env=step_counter(),
+        inner=host.make(host.Config(module=""), env=step_counter(), **parts),
+        **parts,
+    )
+    assert isinstance(made, HostSource) and made.memory is not None
+    policy, num_met = jnp.asarray(0, jnp.int32), 0
+    data, kept = made.init(jax.random.key(0), policy), made.memory.source.init(jax.random.key(1), policy)
+    add, draw = jax.jit(made.memory.add), jax.jit(made.memory.source.next)
+    for call in range(14):
+        if call in (1, 4, 5, 9, 12):
+            made.close()
+        data, batch, _ = made.next(data, policy)
+        kept = add(kept, batch)
+        if call < made.memory.num_prefills:
+            continue
+        kept, drawn, _ = draw(kept, ())
+        rows = jax.device_get(drawn.trajectory)
+        valid, meets = rows.valid[:, :-1] > 0, np.diff(rows.obs, axis=1) != 1
+        np.testing.assert_array_equal(~valid, meets)
+        assert rows.first[:, 1:][meets].all()
+        num_met += meets[:, 1:].sum() if selector == "prioritised" else meets.sum()
+        if selector == "prioritised":
+            assert valid[:, 0].all(), "a sample that starts no transition was drawn"
+    made.close()
+    assert num_met or (selector, sequence_length) == ("prioritised", 1), "no sample held a place where episodes meet"
+
+
 @pytest.mark.slow
 def test_any_number_of_devices():
     """What is remembered and drawn is equal to the bit; the learning is equal but for rounding."""
