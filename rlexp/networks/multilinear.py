@@ -15,31 +15,43 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
-_Axes = tuple[int | None, ...]  # of the arguments, as vmap has them
+Axes = tuple[int | None, ...]  # of the arguments, as vmap has them
 
 
-def multilinear(call: Callable[..., Array], transposes: Sequence[Callable[..., Array]]) -> Callable[..., Array]:
+def multilinear(
+    call: Callable[..., Array],
+    transposes: Sequence[Callable[..., Array]],
+    *,
+    mapped: Callable[[Callable, Axes], Callable] = jax.vmap,
+) -> Callable[..., Array]:
     """`call(*args, **static)`, which is linear in each of args while the others stay, with a transpose for each.
 
     `transposes[i](dy, *others, struct, **static)` is what argument i gets of dy. `others` are the other arguments, in their order;
-    `struct` is the shape and type of its own. Under vmap each is mapped as it is.
+    `struct` is the shape and type of its own. Under vmap each transpose is mapped as it
+    is, and `call` is what `mapped` makes of it.
     """
-    return _function(call, transposes, jointly=False)
+    return _function(call, transposes, jointly=False, mapped=mapped)
 
 
 def linear(call: Callable[..., Array], transposes: Sequence[Callable[..., Array]]) -> Callable[..., Array]:
     """`call(*args, **static)`, which is linear in all args together, as a sum is: `transposes[i](dy, struct, **static)`."""
-    return _function(call, transposes, jointly=True)
+    return _function(call, transposes, jointly=True, mapped=jax.vmap)
 
 
-def _function(call: Callable[..., Array], transposes: Sequence[Callable], *, jointly: bool) -> Callable[..., Array]:
+def _function(
+    call: Callable[..., Array],
+    transposes: Sequence[Callable],
+    *,
+    jointly: bool,
+    mapped: Callable[[Callable, Axes], Callable],
+) -> Callable[..., Array]:
     # `levels` are the axes of each vmap around the call, the innermost first; `structs` the arguments without those axes.
     primitive = Primitive(call.__name__.strip("_"))
 
-    def evaluate(*args: Any, levels: tuple[_Axes, ...], structs: Any, **static: Any) -> Any:
+    def evaluate(*args: Any, levels: tuple[Axes, ...], structs: Any, **static: Any) -> Any:
         function: Callable = functools.partial(call, **static)
         for axes in levels:
-            function = jax.vmap(function, axes)
+            function = mapped(function, axes)
         return function(*args)
 
     def abstract(*args: Any, **params: Any) -> Any:
@@ -56,7 +68,7 @@ def _function(call: Callable[..., Array], transposes: Sequence[Callable], *, joi
         ]
         return y, functools.reduce(ad.add_tangents, terms)
 
-    def transpose(dy: Any, *args: Any, levels: tuple[_Axes, ...], structs: Any, **static: Any) -> list[Any]:
+    def transpose(dy: Any, *args: Any, levels: tuple[Axes, ...], structs: Any, **static: Any) -> list[Any]:
         def of_argument(i: int) -> Any:
             if isinstance(dy, ad.Zero):
                 return ad.Zero(args[i].aval)
@@ -67,13 +79,13 @@ def _function(call: Callable[..., Array], transposes: Sequence[Callable], *, joi
 
             function: Callable = plain
             for axes in levels:
-                mapped = jax.vmap(function, (0, *(axes[j] for j in others)), axes[i] or 0)
-                function = functools.partial(_summed, mapped) if axes[i] is None else mapped
+                of_each = jax.vmap(function, (0, *(axes[j] for j in others)), axes[i] or 0)
+                function = functools.partial(_summed, of_each) if axes[i] is None else of_each
             return function(dy, *(args[j] for j in others))
 
         return [of_argument(i) if ad.is_undefined_primal(arg) else None for i, arg in enumerate(args)]
 
-    def batch(args: Sequence[Any], axes: _Axes, *, levels: tuple[_Axes, ...], **params: Any) -> tuple[Any, int]:
+    def batch(args: Sequence[Any], axes: Axes, *, levels: tuple[Axes, ...], **params: Any) -> tuple[Any, int]:
         return primitive.bind(*args, levels=(*levels, tuple(axes)), **params), 0
 
     primitive.def_impl(evaluate)

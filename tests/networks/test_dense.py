@@ -136,6 +136,41 @@ def test_gradients_of_convolutions_are_products_of_windows_on_a_cpu_only():
     }
 
 
+@pytest.mark.parametrize("axes", [(0, 0), (None, 0), (2, 1), (0, None)], ids=str)
+def test_convolutions_of_members_are_as_if_alone_and_one_by_one_on_a_cpu_only(axes):
+    x, kernel = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 2, 9, 8, 4), (3, 3, 3, 4, 6)])
+    )
+
+    def parts(member):
+        return [whole[0 if axis is None else member] for whole, axis in zip((x, kernel), axes, strict=True)]
+
+    def loss(x, kernel):
+        y = convolution(x, kernel, 2)
+        return jnp.sum(jnp.square(y)), y
+
+    given = [
+        each[0] if axis is None else jnp.moveaxis(each, 0, axis) for each, axis in zip((x, kernel), axes, strict=True)
+    ]
+    members = jax.jit(jax.vmap(jax.grad(loss, argnums=(0, 1), has_aux=True), axes))
+    together = members(*given)
+    for member in range(3):
+        alone = jax.grad(loss, argnums=(0, 1), has_aux=True)(*parts(member))
+        jax.tree.map(lambda a, b, i=member: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-4), together, alone)
+    # Once more mapped: each round of the loop is one convolution still.
+    twice = jax.vmap(jax.vmap(lambda x, k: convolution(x, k, 2), axes), (None, 0))(
+        given[0], jnp.stack([given[1], -given[1]])
+    )
+    np.testing.assert_allclose(twice[0], together[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(twice[1], -together[1], rtol=1e-4, atol=1e-4)
+    traced = members.trace(*given)
+    groups = {
+        name: traced.lower(lowering_platforms=(name,)).as_text().count("feature_group_count = 3")
+        for name in ("cpu", "tpu")
+    }
+    assert groups["cpu"] == 0 < groups["tpu"]
+
+
 # --- sums in float32 ---------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType, PartitionSpec
 
 from rlexp.networks import dense, transformer
@@ -28,7 +29,14 @@ def product_by_vjp(x, kernel, dtype):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolution_by_vjp(x, kernel, stride):
-    return dense._slide(x, kernel, stride)
+    slide = functools.partial(dense._slide, stride=stride)
+    slid = custom_vmap(slide)
+
+    @slid.def_vmap
+    def _(size, batched, *args):
+        return dense._side_by_side(slide, tuple(0 if each else None for each in batched))(*args), True
+
+    return slid(x, kernel)
 
 
 @jax.custom_vjp
