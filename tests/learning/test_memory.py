@@ -22,7 +22,10 @@ MEMORIES = {
 }
 SETTINGS = {  # of the recipes
     "ppo": ("algo=ppo", "algo.num_envs=64", "algo.num_steps=32", "algo.hp.lr=1e-3"),
-    "pqn": ("algo=pqn", "algo.num_envs=64", "algo.num_steps=32", "algo.num_minibatches=4"),
+    "pqn": (
+        *("algo=pqn", "algo.num_envs=64", "algo.num_steps=32", "algo.num_minibatches=4"),
+        *("algo.hp.lr=1e-3", "algo.hp.q_lambda=0.95", "algo.hp.exploration_fraction=0.2"),
+    ),
     "r2d2": ("algo=r2d2", "algo.num_envs=32"),
 }
 CHAIN = ("env=gymnax/memory_chain", "env.params.memory_length=10", "total_env_steps=60_000")
