@@ -25,7 +25,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import CountOrZero, Host, Seconds, Workers, schema
 from rlexp.envs.base import HostEnv
 from rlexp.sources.base import HostSource, check_even, no_feedback
-from rlexp.sources.host import Collector, Data, World, can_be_saved, collector, on_those_who_act, saved_like
+from rlexp.sources.host import Collector, Data, World, collector, keeping, on_those_who_act
 from rlexp.types import Batch, Key, Mean, Metrics, PyTree
 
 LOOK_S = 1.0  # a wait looks up as often, whatever happens
@@ -144,13 +144,12 @@ def make(
     del num_shards
     check_even("num_actors", config.num_actors, num_envs)
     whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
-    exact, like = can_be_saved(env), saved_like(env, algorithm, num_envs)
-    nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
+    kept = keeping(env, algorithm, num_envs)
     board: Board | None = None
     threads: list[threading.Thread] = []
     opening = threading.Lock()  # not every suite may be opened by two threads at once
 
-    def act(board: Board, of: Collector, actor: int, key: Key, kept: PyTree) -> None:
+    def act(board: Board, of: Collector, actor: int, key: Key, before: PyTree) -> None:
         """The life of an actor."""
         world: World | None = None
         number = 0
@@ -164,9 +163,9 @@ def make(
                 )  # beside the policy, whose device may be another
                 if world is None:
                     with opening:
-                        world = of.opened(kept) if exact and kept.begun else of.open(seeds)
+                        world = kept.opened(of, before, seeds)
                 batch, metrics = of.collect(world, policy, keys)
-                board.put(actor, Done(key, of.saved(world) if exact else (), batch, metrics, version))
+                board.put(actor, Done(key, of.saved(world) if kept.is_whole else (), batch, metrics, version))
                 number += 1
         except Stopped:
             pass
@@ -184,8 +183,8 @@ def make(
         size = num_envs // jax.process_count() // config.num_actors
         of = collector(env, algorithm, num_envs=size, num_steps=num_steps, pulse=made.pulse)
         for i in range(config.num_actors):
-            kept = jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size] if np.ndim(x) else x, data.world)
-            args = (made, of, i, data.key, kept)
+            before = jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size] if np.ndim(x) else x, data.world)
+            args = (made, of, i, data.key, before)
             threads.append(threading.Thread(target=act, args=args, name=f"actor-{i}", daemon=True))
         for thread in threads:
             thread.start()
@@ -194,7 +193,7 @@ def make(
     def init(key: Key, policy: Any) -> Data:
         del policy
         close()
-        return Data(key, nothing)
+        return Data(key, kept.nothing)
 
     def close() -> None:
         nonlocal board
@@ -233,8 +232,8 @@ def make(
             "time/learner_waited_s": _one(waited),
             "time/learnt_s": _one(learnt - began),
         }
-        world = nothing
-        if exact:
+        world = kept.nothing
+        if kept.is_whole:
             worlds = [part.world for part in parts]
             world = jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else x[0], *worlds)
         return Data(parts[0].key, world), Batch(batch, weight, memory=memory), metrics
@@ -243,7 +242,7 @@ def make(
         data, batch, metrics = whole.shapes(policy)
         scalar: Any = jax.ShapeDtypeStruct((), np.float32)
         names = ("train/lag_mean", "train/lag_at_most_share", "time/learner_waited_s", "time/learnt_s")
-        return data._replace(world=like), batch, metrics | {name: Mean(scalar, scalar) for name in names}
+        return data._replace(world=kept.like), batch, metrics | {name: Mean(scalar, scalar) for name in names}
 
     return HostSource(
         init,
@@ -254,7 +253,7 @@ def make(
         env_steps_per_update=num_envs * num_steps,
         num_devices=config.num_devices,
         apart=True,
-        goes_on=lambda data: exact and bool(data.world.begun),
+        goes_on=lambda data: kept.begun(data.world),
     )
 
 

@@ -193,7 +193,30 @@ def _words(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x)[..., None].view(np.uint32) if x.dtype.itemsize == 8 else x
 
 
-def saved_like(env: HostEnv, algorithm: Algorithm, num_envs: int) -> Saved | tuple[()]:
+class Keeping(NamedTuple):
+    """What a checkpoint has of environments [B], between two batches."""
+
+    like: Saved | tuple[()]  # structs; () of environments that cannot be cloned
+    nothing: PyTree  # zeros like them
+    is_whole: bool  # it has what they are like: they can be cloned, and this process steps all of them
+
+    def begun(self, world: PyTree) -> bool:
+        """Whether this, of a checkpoint, has them."""
+        return self.is_whole and bool(world.begun)
+
+    def opened(self, of: Collector, world: PyTree, seeds: jax.Array) -> World:
+        """Them as they were, or else new ones."""
+        return of.opened(world) if self.begun(world) else of.open(seeds)
+
+
+def keeping(env: HostEnv, algorithm: Algorithm, num_envs: int) -> Keeping:
+    """`num_envs` are those of all processes."""
+    like = _saved_like(env, algorithm, num_envs)
+    nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
+    return Keeping(like, nothing, env.state is not None and jax.process_count() == 1)
+
+
+def _saved_like(env: HostEnv, algorithm: Algorithm, num_envs: int) -> Saved | tuple[()]:
     """Structs of what is saved; () of environments that cannot be cloned."""
     if env.state is None:
         return ()
@@ -214,11 +237,6 @@ def of_this_process(key: Key) -> Key:
     return key if jax.process_count() == 1 else jax.random.fold_in(key, jax.process_index())
 
 
-def can_be_saved(env: HostEnv) -> bool:
-    """Whether a checkpoint has what the environments are like: they can be cloned, and this process steps all of them."""
-    return env.state is not None and jax.process_count() == 1
-
-
 def on_those_who_act(policy: PyTree, num_devices: int) -> tuple[PyTree, ...]:
     """The policy on the device where it lies, and on those after it."""
     (device,) = jax.tree.leaves(policy)[0].devices()
@@ -235,14 +253,12 @@ def make(
     of = collector(env, algorithm, num_envs=num_envs // jax.process_count(), num_steps=num_steps)
     whole = collector(env, algorithm, num_envs=num_envs, num_steps=num_steps)
     world: World | None = None
-    exact = can_be_saved(env)
-    like = saved_like(env, algorithm, num_envs)
-    nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
+    kept = keeping(env, algorithm, num_envs)
 
     def init(key: Key, policy: Any) -> Data:
         del policy
         close()
-        return Data(key, nothing)
+        return Data(key, kept.nothing)
 
     def close() -> None:
         nonlocal world
@@ -253,13 +269,13 @@ def make(
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         nonlocal world
         key, keys, seeds = of.split(data.key)
-        world = world or (of.opened(data.world) if exact and data.world.begun else of.open(seeds))
+        world = world or kept.opened(of, data.world, seeds)
         batch, metrics = of.collect(world, policy, keys)
-        return Data(key, of.saved(world) if exact else nothing), batch, metrics
+        return Data(key, of.saved(world) if kept.is_whole else kept.nothing), batch, metrics
 
     def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
         data, batch, metrics = whole.shapes(policy)
-        return data._replace(world=like), batch, metrics
+        return data._replace(world=kept.like), batch, metrics
 
     return HostSource(
         init,
@@ -268,5 +284,5 @@ def make(
         close,
         shapes,
         env_steps_per_update=num_envs * num_steps,
-        goes_on=lambda data: exact and bool(data.world.begun),
+        goes_on=lambda data: kept.begun(data.world),
     )

@@ -260,7 +260,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     judged = jax.jit(
         lambda state: policy_of(_first(state), config.eval.mode != "greedy"), out_shardings=layout.replicated
     )
-    summed = jax.jit(lambda collected: _over_processes(collected), out_shardings=layout.replicated)
+    summed = jax.jit(_over_processes, out_shardings=layout.replicated)
 
     def of(members: Sequence[Experiment]) -> Traced:
         member = members[0]

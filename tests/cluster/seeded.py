@@ -56,6 +56,3 @@ def make(config: Config) -> HostEnv:
         return Opened(reset, step, lambda: None)
 
     return HostEnv(spec, open_)
-
-
-opened = None  # workers make it as the run does
