@@ -22,15 +22,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
 
-from rlexp.config import Config, ConfigError
+from rlexp.config import ConfigError
 from rlexp.envs.base import HostEnv
 from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.sources import apart
 from rlexp.sources.base import HostSource, Memory, Place, no_feedback
+from rlexp.training.crossing import crossing, first_to_act, here, over_processes
 from rlexp.training.evaluate import Episodes
 from rlexp.training.evaluation import Play, evaluation
 from rlexp.training.layout import Layout, collect, feed_back, init_shards, remember, run_shardings
@@ -47,7 +46,7 @@ from rlexp.training.parts import (
 )
 from rlexp.training.player import Player
 from rlexp.training.shares import Shares
-from rlexp.types import Batch, Key, Metrics, PyTree, Settings, Trajectory
+from rlexp.types import Batch, Key, Metrics, PyTree, Settings
 
 WAITED = "time/learner_waited_s"  # a source's metric, where others act while the learner learns
 
@@ -95,7 +94,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             f"launcher.pack: {len(experiments)} members cannot share a program whose {what}; each trains alone"
         )
     source, algorithm, config = lead.source_of(lead.settings), lead.algorithm, lead.config
-    mesh, actor = layout.mesh, SingleDeviceSharding(_first_to_act(config, layout, source.num_devices))
+    actor = first_to_act(config, layout, source.num_devices)
     each_counts = lead.steps_environments and jax.process_count() > 1
 
     def init_one(seed: jax.Array, hp: PyTree) -> tuple[PyTree, Key]:
@@ -123,7 +122,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         state: PyTree, kept: PyTree, settings: Settings, batch: PyTree, collected: Metrics, total: Metrics
     ) -> Any:
         if each_counts:
-            collected = _over_processes(collected)
+            collected = over_processes(collected)
         kept, batch, drawn = draw(kept, settings, batch)
         state, updates = learn_from(lead, state, batch)
         memory = memory_of(settings)
@@ -172,14 +171,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
     )
     abstract_kept, kept_shardings = _kept(abstract_run.data), _kept(shardings.data)
-    environments = P(None, None, "data"), P(None, "data")  # of a row, of a sample
-    rows, samples = (NamedSharding(mesh, spec) for spec in environments)
-    batch_shardings = Batch(
-        Trajectory(*(jax.tree.map(lambda _: rows, x) for x in batch.trajectory)),
-        *(jax.tree.map(lambda _: samples, x) for x in batch[1:]),
-    )
-
-    of_devices = NamedSharding(mesh, P("data"))
+    over = crossing(layout, batch, actor, each_counts=each_counts)
 
     def lower_learn() -> jax.stages.Lowered:
         def learn_all(state: PyTree, kept: PyTree, settings: Settings, *others: Any) -> Any:
@@ -194,7 +186,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         placed: Any = ()
         if limits is None:
             placed = jax.tree.map(
-                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, batch_shardings
+                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, over.batch_shardings
             )
         counted, sums = (
             jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.replicated), tree)
@@ -202,7 +194,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         )
         if each_counts:
             counted = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct((mesh.shape["data"], *x.shape), x.dtype, sharding=of_devices), counted
+                lambda x: jax.ShapeDtypeStruct(
+                    (layout.mesh.shape["data"], *x.shape), x.dtype, sharding=over.of_devices
+                ),
+                counted,
             )
         return learn.lower(abstract_run.state, abstract_kept, abstract_run.settings, placed, counted, sums)
 
@@ -216,34 +211,6 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         if isinstance(env, HostEnv)
         else evaluation(experiments, layout, abstract_run, lambda: jax.device_put(lead.shared, layout.replicated))
     )
-
-    def put(batch: Batch) -> Batch:
-        """The part of this process, which goes over while the devices still work."""
-        if jax.process_count() == 1:
-            return jax.device_put(batch, batch_shardings)
-        return jax.tree.map(jax.make_array_from_process_local_data, batch_shardings, batch)
-
-    def everywhere(tree: PyTree) -> PyTree:
-        """What each process has alike, on all devices."""
-        if jax.process_count() == 1:
-            return jax.device_put(tree, layout.replicated)
-        return jax.tree.map(lambda x: _everywhere(x, layout.replicated), tree)
-
-    def counts(collected: Metrics) -> Metrics:
-        """What the batch's metrics are, where `learn` wants them: of all processes alike, or of this one."""
-        if not each_counts:
-            return everywhere(collected)
-        of_one = mesh.shape["data"] // jax.process_count()
-
-        def one_row(x: Any) -> jax.Array:
-            rows = np.zeros((of_one, *np.shape(x)), np.asarray(x).dtype)
-            rows[0] = x
-            return jax.make_array_from_process_local_data(of_devices, rows)
-
-        return jax.tree.map(one_row, collected)
-
-    def on_actor(policy: PyTree) -> PyTree:
-        return jax.device_put(_here(policy), actor)
 
     init_state = jax.jit(lambda *args: _alone(init_one(*args)), out_shardings=(shardings.state, layout.replicated))
     # Taken out on the mesh, where the state lies, and brought to the device that acts.
@@ -260,17 +227,17 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     judged = jax.jit(
         lambda state: policy_of(_first(state), config.eval.mode != "greedy"), out_shardings=layout.replicated
     )
-    summed = jax.jit(_over_processes, out_shardings=layout.replicated)
+    summed = jax.jit(over_processes, out_shardings=layout.replicated)
 
     def of(members: Sequence[Experiment]) -> Traced:
         member = members[0]
         seeds, hp, settings = member_data(members)
 
         def place(data: PyTree, kept: PyTree, ahead: float) -> PyTree:
-            placed = everywhere(_alone(data))
+            placed = over.everywhere(_alone(data))
             if source.memory is None:
                 return placed
-            return Remembered(placed, kept, () if limits is None else everywhere(np.full(1, ahead, np.float32)))
+            return Remembered(placed, kept, () if limits is None else over.everywhere(np.full(1, ahead, np.float32)))
 
         def filled(
             source: HostSource, data: PyTree, key: Key, policy: PyTree, num_calls: int
@@ -279,15 +246,15 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             if source.memory is None:
                 return place(data, (), 0.0), {}
             traced, counted = settings_now(), list[Metrics]()
-            kept = begin_memory(everywhere(key), traced, np.int32(num_calls))
+            kept = begin_memory(over.everywhere(key), traced, np.int32(num_calls))
             for _ in range(source.memory.num_prefills):
                 data, batch, collected = source.next(data, policy)
-                kept = add(kept, traced, put(batch))
+                kept = add(kept, traced, over.put(batch))
                 counted.append(collected)
             total = jax.tree.map(lambda *x: np.asarray(sum(x), x[0].dtype), *counted) if counted else {}
             if each_counts:
                 jax.block_until_ready(kept)  # one program of all processes after the other
-                total = jax.tree.map(np.asarray, _here(summed(counts(total))))
+                total = jax.tree.map(np.asarray, here(summed(over.counts(total))))
             total = _alone(total)
             limits = source.memory.apart
             ahead = 0.0 if limits is None else apart.ahead_at_first(limits, source.memory.num_prefills)
@@ -298,14 +265,14 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             if each_counts:
                 # The devices meet now: they have half a minute for it, and environments may take longer to open.
                 nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), collected)
-                jax.block_until_ready(summed(counts(nothing)))
+                jax.block_until_ready(summed(over.counts(nothing)))
             learn, (play, close_play) = compiled(), player()
             source = member.source_of(member.settings)
             feed: apart.Feed | None = None  # where inserts and samples run apart, since the first chunk
 
             def acting(state: PyTree) -> PyTree:
                 """The policy, on the device that acts; nothing for a source that steps no environments."""
-                return on_actor(explorer(state)) if lead.steps_environments else ()
+                return over.on_actor(explorer(state)) if lead.steps_environments else ()
 
             def close_feed() -> None:
                 nonlocal feed
@@ -316,15 +283,15 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             def begin() -> tuple[Run, Metrics]:
                 close_feed()
                 state, key = init_state(seeds[0], _first(hp))
-                key, policy = jax.device_put(_here(key)[0], actor), acting(state)
+                key, policy = jax.device_put(here(key)[0], over.actor), acting(state)
                 data, counted = filled(source, source.init(key, policy), key, policy, 0)
                 return Run(state, data, settings_now()), counted
 
             def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
                 nonlocal feed
                 state, kept = run.state, _kept(run.data)
-                ahead = 0.0 if limits is None else float(np.asarray(_here(run.data.ahead))[0])
-                data = jax.device_put(_first(_here(_stepped(run.data))), actor)
+                ahead = 0.0 if limits is None else float(np.asarray(here(run.data.ahead))[0])
+                data = jax.device_put(_first(here(_stepped(run.data))), over.actor)
                 sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
                 shares = Shares()
                 if limits is not None and feed is None:
@@ -335,14 +302,14 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                     if feed is None:
                         data, batch, collected = source.next(data, policy)
                         shares.lap("acting", waited=collected.get(WAITED))
-                        batch, ids = put(batch), batch.ids
+                        batch, ids = over.put(batch), batch.ids
                     else:
                         data, batches, collected, ahead = feed.exchange(policy)
                         shares.lap("acting", waited=collected[WAITED])
                         for one in batches:
-                            kept = add(kept, run.settings, put(one))
+                            kept = add(kept, run.settings, over.put(one))
                         batch, ids = (), ()
-                    collected = counts(collected)
+                    collected = over.counts(collected)
                     shares.lap("copying")
                     jax.block_until_ready(sums)  # of the update before: no more than one batch waits on the devices
                     shares.lap("learning")
@@ -379,14 +346,14 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             def play(state: PyTree, settings: Settings, update: int) -> Episodes:
                 del settings
-                played = own.episodes(on_actor(judged(state)), evaluation_key(member.config.seed, update))
+                played = own.episodes(over.on_actor(judged(state)), evaluation_key(member.config.seed, update))
                 return _alone(distributed.of_the_lead(played))
 
             return play, own.close
 
         def refill(run: Run, update: int) -> Run:
-            source, policy = member.source_of(member.settings), on_actor(explorer(run.state))
-            key = jax.device_put(refill_key(seeds[0], update), actor)
+            source, policy = member.source_of(member.settings), over.on_actor(explorer(run.state))
+            key = jax.device_put(refill_key(seeds[0], update), over.actor)
             assert source.refill is not None
             data, _ = filled(source, source.refill(key, policy, update), key, policy, update)
             source.close()  # what trains opens its own
@@ -399,7 +366,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
 def goes_on(experiment: Experiment, run: Run) -> bool:
     """Whether a run that is resumed with this steps its environments on from where they were."""
-    data = _first(_here(_stepped(run.data)))
+    data = _first(here(_stepped(run.data)))
     return experiment.source_of(experiment.settings).goes_on(data)
 
 
@@ -417,39 +384,6 @@ def _stepped(data: PyTree) -> PyTree:
 
 def _kept(data: PyTree) -> PyTree:
     return data.memory if isinstance(data, Remembered) else ()
-
-
-def _first_to_act(config: Config, layout: Layout, num_devices: int) -> Any:
-    """Of the devices that act and do not learn, or of the mesh. Raises ConfigError where so many are not left."""
-    learners = layout.mesh.devices
-    if config.run == "plan" or not num_devices:  # a plan's devices are but described
-        mine = [device for device in learners.flat if device.process_index == jax.process_index()]
-        return (mine or [*learners.flat])[0]
-    spare = [d for d in jax.local_devices(backend=learners.flat[0].platform) if d not in set(learners.flat)]
-    if len(spare) < num_devices:
-        raise ConfigError(
-            f"algo.source.num_devices: {num_devices} are to act, and beside the {learners.size} of hardware.mesh this machine "
-            f"has {len(spare)}; make the mesh smaller, or take 0, with which one device does both"
-        )
-    return spare[0]
-
-
-def _here(tree: PyTree) -> PyTree:
-    """What all devices have alike, as a device of this process has it."""
-    return jax.tree.map(lambda x: x.addressable_data(0), tree)
-
-
-def _over_processes(collected: Metrics) -> Metrics:
-    """The sums, of rows that the processes have put on their devices."""
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), collected)
-
-
-def _everywhere(x: Any, replicated: NamedSharding) -> jax.Array:
-    """What every process has alike, on all devices of all of them: keys cannot be brought there, their numbers can."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        numbers = jax.make_array_from_process_local_data(replicated, np.asarray(jax.random.key_data(x)))
-        return jax.jit(jax.random.wrap_key_data, out_shardings=replicated)(numbers)
-    return jax.make_array_from_process_local_data(replicated, np.asarray(x))
 
 
 def _first(tree: PyTree) -> PyTree:
