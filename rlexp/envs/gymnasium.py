@@ -205,6 +205,8 @@ def read_actions(name: str, space: Any) -> Actions:
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
         starts = np.asarray(space.start, np.int64)
         return Actions(action_of(name, space), lambda action: np.asarray(action, np.int64) + starts)
+    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
+        return Actions(action_of(name, space), lambda action: np.asarray(action, space.dtype))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         spec: Any = action_of(name, space)
         bounded = (np.broadcast_to(spec.low, space.shape) == -1) & (np.broadcast_to(spec.high, space.shape) == 1)
@@ -216,7 +218,8 @@ def read_actions(name: str, space: Any) -> Actions:
 
         return Actions(spec, scaled, Continuous(space.shape, space.low, space.high))
     raise ConfigError(
-        f"env.id: the actions of {name} are {_said(space)}; allowed: Discrete, MultiDiscrete of one axis, Box of floats"
+        f"env.id: the actions of {name} are {_said(space)}; allowed: Discrete, MultiDiscrete and MultiBinary of one axis, "
+        "Box of floats"
     )
 
 
@@ -246,7 +249,8 @@ def read_observations(name: str, space: Any, path: str = "") -> Observations:
         return _array(space.shape, _type(space.dtype))
     where = f"{path[1:]} of the observations" if path else "the observations"
     raise ConfigError(
-        f"env.id: {where} of {name} are {_said(space)}; allowed: Box, Discrete, and Dict or Tuple of them"
+        f"env.id: {where} of {name} are {_said(space)}; allowed: Box, Discrete, MultiDiscrete, "
+        "MultiBinary, and Dict or Tuple of them"
     )
 
 

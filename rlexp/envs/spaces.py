@@ -16,6 +16,8 @@ def action_of(name: str, space: Any) -> Discrete | MultiDiscrete | Continuous:
         return Discrete(int(space.n))
     if _is(space, "MultiDiscrete") and np.ndim(space.nvec) == 1:
         return MultiDiscrete(tuple(int(n) for n in space.nvec))
+    if _is(space, "MultiBinary") and len(space.shape) == 1:
+        return MultiDiscrete((2,) * space.shape[0])
     if _is(space, "Box"):
         shape = tuple(space.shape)
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
@@ -24,7 +26,8 @@ def action_of(name: str, space: Any) -> Discrete | MultiDiscrete | Continuous:
             return Continuous(shape, -1.0, 1.0)
         return Continuous(shape, np.where(bounded, np.float32(-1), low), np.where(bounded, np.float32(1), high))
     raise ConfigError(
-        f"env.name: the actions of {name} are a {type(space).__name__}; allowed: Discrete, MultiDiscrete of one axis, Box"
+        f"env.name: the actions of {name} are a {type(space).__name__}; allowed: Discrete, MultiDiscrete and "
+        "MultiBinary of one axis, Box"
     )
 
 

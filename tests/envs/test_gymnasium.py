@@ -165,6 +165,11 @@ def test_actions_are_what_the_space_has(toy):
     assert env.spec.action == MultiDiscrete((2, 3))
     played(env, np.tile(np.array([1, 2], np.int32), (1, NUM_ENVS, 1)))
     np.testing.assert_array_equal(Toy.got[0], [2, 2])
+    Toy.got.clear()
+    env = toy(actions=spaces.MultiBinary(3))
+    assert env.spec.action == MultiDiscrete((2, 2, 2))
+    played(env, np.tile(np.array([1, 0, 1], np.int32), (1, NUM_ENVS, 1)))
+    np.testing.assert_array_equal(Toy.got[0], [1, 0, 1])
 
 
 def test_continuous_actions_are_scaled_to_the_bounds_that_there_are(toy):
@@ -213,6 +218,12 @@ def test_what_cannot_be_learned_from(toy):
         toy(spaces.Dict(a=spaces.Dict(b=spaces.Graph(spaces.Discrete(2), None))))
     with pytest.raises(ConfigError, match=r"env\.id: Toy-v0: action_mask: expected bool\[2\], got bool\[3\]"):
         toy(spaces.Dict(action_mask=spaces.MultiBinary(3), seen=spaces.Discrete(2)))
+    with pytest.raises(ConfigError, match=r"env\.id: the actions of Toy-v0 are MultiBinary\(\(2, 2\)\); allowed: .* of one axis"):
+        toy(actions=spaces.MultiBinary((2, 2)))
+    with pytest.raises(ConfigError, match=r"env\.id: Toy-v0: the observation has no entries: shape \[0\]"):
+        toy(spaces.Dict(a=spaces.Box(0, 1, (0,)), b=spaces.Discrete(2)))
+    with pytest.raises(ConfigError, match=r"env\.id: Toy-v0: the action has no entries: shape \[3, 0\]"):
+        toy(actions=spaces.Box(0, 1, (3, 0)))
     with pytest.raises(ConfigError, match=r"env\.id: CartPole-v1 cannot be made \(TypeError: .*'foo'"):
         adapter.make(config(foo=1))
 
