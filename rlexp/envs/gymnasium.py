@@ -97,17 +97,21 @@ def _opened(config: Config, actions: "Actions", observations: "Observations", nu
 
     def reset(seeds: np.ndarray) -> TimeStep:
         nonlocal last
-        obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
+        with _naming_what_does_not_fit(config.id, envs):
+            obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
+            seen = observations.read(obs)
         last = np.zeros((num_envs,), bool)
-        return TimeStep(observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last)
+        return TimeStep(seen, reward=zeros, discount=zeros + 1, first=~last, last=last)
 
     def step(action: Any) -> TimeStep:
         nonlocal last
         first = last
-        obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
+        with _naming_what_does_not_fit(config.id, envs):
+            obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
+            seen = observations.read(obs)
         last = terminated | truncated
         discount: Any = 1 - terminated.astype(np.float32)
-        return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
+        return TimeStep(seen, reward.astype(np.float32), discount, first, last)
 
     def get_state() -> PyTree:
         return cloning.stacked([cloning.get(game, over=bool(over)) for game, over in zip(envs.envs, last, strict=True)])
@@ -163,6 +167,20 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def _naming_what_does_not_fit(name: str, envs: Any) -> Iterator[None]:
+    """Where an observation is none of the space that its environment declares, NumPy's error says nothing of either."""
+    try:
+        yield
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        space = envs.single_observation_space
+        for obs in envs._env_obs:
+            if obs is not None and not space.contains(obs):
+                shape = f" (shape {list(obs.shape)}, {obs.dtype})" if isinstance(obs, np.ndarray) else ""
+                raise ValueError(f"{name}: an observation{shape} is none of its observation_space, {_said(space)}") from error
+        raise
 
 
 class Actions(NamedTuple):
@@ -242,9 +260,14 @@ def read_observations(name: str, space: Any, path: str = "") -> Observations:
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
         one_hot = np.eye(size, dtype=np.float32)
-        return Observations(
-            Struct((size,), np.dtype(np.float32)), lambda obs: one_hot[np.asarray(obs, np.int64) - start]
-        )
+
+        def category(obs: Any) -> np.ndarray:
+            index = np.asarray(obs, np.int64) - start
+            if (index < 0).any():  # which would count from the end
+                raise IndexError(f"{name}: {int(np.min(obs))} is none of {space}")
+            return one_hot[index]
+
+        return Observations(Struct((size,), np.dtype(np.float32)), category)
     if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
         return _array(space.shape, _type(space.dtype))
     where = f"{path[1:]} of the observations" if path else "the observations"

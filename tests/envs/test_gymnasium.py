@@ -228,6 +228,24 @@ def test_what_cannot_be_learned_from(toy):
         adapter.make(config(foo=1))
 
 
+@pytest.mark.parametrize(
+    ("space", "sample", "said"),
+    [
+        (spaces.Box(-1, 1, (3,)), np.zeros(4, np.float32), r"an observation \(shape \[4\], float32\) is none .*Box\(.*\(3,\)"),
+        (spaces.Discrete(4), 4, r"an observation is none of its observation_space, Discrete\(4\)"),
+        (spaces.Discrete(4, start=3), 2, r"an observation is none of its observation_space, Discrete\(4, start=3\)"),
+        (spaces.Dict(a=spaces.Discrete(2)), {}, r"an observation is none of its observation_space, Dict\("),
+    ],
+)
+def test_an_observation_that_is_none_of_its_space_is_named(toy, space, sample, said, monkeypatch):
+    opened = toy(space).open(2)
+    opened.reset(np.arange(2, dtype=np.uint32))
+    monkeypatch.setattr(Toy, "step", lambda self, action: (sample, 1.0, False, False, {}))
+    with pytest.raises(ValueError, match=f"^Toy-v0: {said}"):
+        opened.step(np.zeros(2, np.int32))
+    opened.close()
+
+
 def test_a_limit_is_needed(toy):
     gymnasium.register("Endless-v0", entry_point=Toy)
     two = {"observations": spaces.Discrete(2), "actions": spaces.Discrete(2)}
