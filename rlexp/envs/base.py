@@ -244,7 +244,9 @@ def action_struct(spec: EnvSpec) -> jax.ShapeDtypeStruct:
 def check_spec(spec: EnvSpec) -> None:
     """Raises ValueError for what is empty, bounds that do not fit the action, and a mask that does not fit the choices."""
     action = spec.action
-    named = [("the observation", leaf.shape) for leaf in jax.tree.leaves(spec.observation)] or [("the observation", (0,))]
+    named = [("the observation", leaf.shape) for leaf in jax.tree.leaves(spec.observation)] or [
+        ("the observation", (0,))
+    ]
     for what, shape in [*named, ("the action", getattr(action, "shape", ()))]:
         if 0 in shape:
             raise ValueError(f"{spec.name}: {what} has no entries: shape {list(shape)}")

@@ -179,7 +179,9 @@ def _naming_what_does_not_fit(name: str, envs: Any) -> Iterator[None]:
         for obs in envs._env_obs:
             if obs is not None and not space.contains(obs):
                 shape = f" (shape {list(obs.shape)}, {obs.dtype})" if isinstance(obs, np.ndarray) else ""
-                raise ValueError(f"{name}: an observation{shape} is none of its observation_space, {_said(space)}") from error
+                raise ValueError(
+                    f"{name}: an observation{shape} is none of its observation_space, {_said(space)}"
+                ) from error
         raise
 
 

@@ -218,7 +218,9 @@ def test_what_cannot_be_learned_from(toy):
         toy(spaces.Dict(a=spaces.Dict(b=spaces.Graph(spaces.Discrete(2), None))))
     with pytest.raises(ConfigError, match=r"env\.id: Toy-v0: action_mask: expected bool\[2\], got bool\[3\]"):
         toy(spaces.Dict(action_mask=spaces.MultiBinary(3), seen=spaces.Discrete(2)))
-    with pytest.raises(ConfigError, match=r"env\.id: the actions of Toy-v0 are MultiBinary\(\(2, 2\)\); allowed: .* of one axis"):
+    with pytest.raises(
+        ConfigError, match=r"env\.id: the actions of Toy-v0 are MultiBinary\(\(2, 2\)\); allowed: .* of one axis"
+    ):
         toy(actions=spaces.MultiBinary((2, 2)))
     with pytest.raises(ConfigError, match=r"env\.id: Toy-v0: the observation has no entries: shape \[0\]"):
         toy(spaces.Dict(a=spaces.Box(0, 1, (0,)), b=spaces.Discrete(2)))
@@ -231,7 +233,11 @@ def test_what_cannot_be_learned_from(toy):
 @pytest.mark.parametrize(
     ("space", "sample", "said"),
     [
-        (spaces.Box(-1, 1, (3,)), np.zeros(4, np.float32), r"an observation \(shape \[4\], float32\) is none .*Box\(.*\(3,\)"),
+        (
+            spaces.Box(-1, 1, (3,)),
+            np.zeros(4, np.float32),
+            r"an observation \(shape \[4\], float32\) is none .*Box\(.*\(3,\)",
+        ),
         (spaces.Discrete(4), 4, r"an observation is none of its observation_space, Discrete\(4\)"),
         (spaces.Discrete(4, start=3), 2, r"an observation is none of its observation_space, Discrete\(4, start=3\)"),
         (spaces.Dict(a=spaces.Discrete(2)), {}, r"an observation is none of its observation_space, Dict\("),
