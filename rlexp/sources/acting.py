@@ -137,7 +137,7 @@ class Acting:
         tls = settings.tls
         pair = tls and (tls.key.read_bytes(), tls.certificate.read_bytes())
         credentials = pair and grpc.ssl_server_credentials([pair])
-        port = self._door.open(settings.address, credentials, options)
+        port = self._door.listen(settings.address, credentials, options)
         self._listened = True
         action = action_struct(spec)
         note = meeting.Note(
@@ -154,6 +154,7 @@ class Acting:
             path=[place for place in sys.path if place],
         )
         meeting.post(self._folder, note, token)
+        self._door.open()  # only now: whom it turns away, with an older note, finds this one
         self._thread.start()
         if settings.start is not None:
             self._keeper = Keeper(settings.start(self._folder), settings.num_workers, self._fail)

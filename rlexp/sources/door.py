@@ -74,7 +74,7 @@ class Left(NamedTuple):
 
 
 class Door:
-    """The server. It listens from `open` to `close`."""
+    """The server. It listens from `listen` to `close`, and answers from `open` on."""
 
     def __init__(self, inbox: "queue.SimpleQueue[Any]", *, token: str, num_workers: int, rows: wire.Layout):
         self._inbox, self._token, self._num_workers, self._rows = inbox, token, num_workers, rows
@@ -85,8 +85,8 @@ class Door:
         self._pool: ThreadPoolExecutor | None = None
         self._threads: list[threading.Thread] = []
 
-    def open(self, address: str, credentials: Any, options: list[tuple[str, Any]]) -> int:
-        """Listens; gives the port, or 1 for a unix socket. Raises OSError where it cannot."""
+    def listen(self, address: str, credentials: Any, options: list[tuple[str, Any]]) -> int:
+        """Who comes waits for `open`; gives the port, or 1 for a unix socket. Raises OSError where it cannot."""
         threads = 2 * self._num_workers + 8  # more than there are streams, even where lives overlap
         self._pool = ThreadPoolExecutor(
             threads, "inference-worker", initializer=lambda: self._threads.append(threading.current_thread())
@@ -103,8 +103,12 @@ class Door:
                 port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"algo.source.address: it is not possible to listen on {address!r} ({error})") from error
-        self._server.start()
         return port
+
+    def open(self) -> None:
+        """From now on workers are let in."""
+        assert self._server is not None
+        self._server.start()
 
     def evict(self, silence_s: float) -> list[Life]:
         """Ends those who have the word and said nothing for so long."""

@@ -160,6 +160,10 @@ def train_pack(
             elif pack.summary["status"] == "stopped":
                 again = f"; go on with: {hints.command('rlexp', hints.resume(directory))}" if announces else ""
                 note(f"stopped by {stop.reason or 'another process'} and saved{again}")
+        except SystemExit as error:  # an environment's own code: it would end the process with nothing said
+            told = RuntimeError(f"code that the configuration names calls exit({error.code!r})")
+            pack.all_fail(told)
+            raise told.with_traceback(error.__traceback__) from error
         except BaseException as error:
             pack.all_fail(error)
             raise

@@ -77,7 +77,12 @@ def live(folder: Path, index: int, *, parent: int | None, patience_s: float) -> 
         while parent is None or os.getppid() == parent:
             found = meeting.read(folder)
             if found is not None:
-                end = play(*found, index, envs, parent)
+                try:
+                    end = play(*found, index, envs, parent)
+                except Refused:
+                    if meeting.read(folder) == found:
+                        raise
+                    end = End.UNHEARD  # its note was older than the server: the learner was killed, and is back
                 if end is End.OVER:
                     return
                 if end is End.CUT:  # it was let in, so that there is a server

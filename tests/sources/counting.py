@@ -22,6 +22,8 @@ class Config:
     module: Host[str]
     breaks_after: Count | None = None
     """Steps after which it raises an error."""
+    exits: bool = False
+    """It calls exit(3) instead."""
 
 
 def make(config: Config) -> HostEnv:
@@ -41,7 +43,7 @@ def make(config: Config) -> HostEnv:
             nonlocal steps, last
             steps += 1
             if config.breaks_after is not None and steps > config.breaks_after:
-                raise RuntimeError("the game crashed")
+                raise SystemExit(3) if config.exits else RuntimeError("the game crashed")
             first, last = last, ~last
             paid = np.where(first, 0, action).astype(np.float32)
             return TimeStep(ones[:, None], paid, first.astype(np.float32), first, last, {"paid": 2 * paid})

@@ -213,12 +213,14 @@ def test_the_policy_lies_on_the_devices_that_act():
 # --- ends --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_lag", [0, 3])
-def test_an_error_of_an_actor_ends_the_run_with_it(tmp_path, max_lag):
+@pytest.mark.parametrize(
+    ("max_lag", "exits", "said"), [(0, False, "the game crashed"), (3, True, r"code .* calls exit\(3\)")]
+)
+def test_an_error_of_an_actor_ends_the_run_with_it(tmp_path, max_lag, exits, said):
     counting.opened.clear()
     overrides = ("total_env_steps=1280", "checkpoint=off", f"algo.source.max_lag={max_lag}")
-    with pytest.raises(RuntimeError, match="the game crashed"):
-        train(tmp_path, toy(*overrides, breaks_after=20))
+    with pytest.raises(RuntimeError, match=said):
+        train(tmp_path, toy(*overrides, breaks_after=20, exits=exits))
     assert counting.opened == []
 
 

@@ -15,10 +15,12 @@ import jax
 import numpy as np
 import pytest
 from sources import lives
-from sources.remote import counter, policy
+from sources.remote import acting, counter, policy, shown
 from support import QUIET, environment, processes, rlexp_command
 
+from rlexp.envs.base import Opened
 from rlexp.sources import inference
+from rlexp.workers import __main__ as worker
 from rlexp.workers import keeper, meeting
 
 NUM_STEPS = 8
@@ -191,6 +193,30 @@ def test_a_job_that_is_not_in_slurms_queue_has_ended(tmp_path, monkeypatch):
     assert queue.has("9", early)
     said.write_text("")
     assert not queue.has("8", early)
+
+
+def test_a_worker_with_the_note_of_a_learner_that_was_killed_looks_again(tmp_path, monkeypatch):
+    """The one that goes on listens at the same place, and has another token."""
+    played = Opened(lambda seeds: shown(0, 0, 0), lambda action: shown(0, 0, 1), lambda: None)
+    monkeypatch.setattr(worker.Envs, "open", lambda self, note: played)
+    with acting(tmp_path, timeout_s=10.0) as server:
+        folder = tmp_path / meeting.FOLDER
+        note, token = meeting.read(folder)  # type: ignore[misc]
+        found = iter([(note, "0" * 64)])
+        monkeypatch.setattr(worker.meeting, "read", lambda place: next(found, (note, token)))
+        thread = threading.Thread(
+            target=worker.live, args=(folder, 0), kwargs={"parent": None, "patience_s": 5.0}, name="workers"
+        )
+        thread.start()
+        server.learn_from((policy(0),))
+    thread.join(20)
+    assert not thread.is_alive()
+    monkeypatch.undo()
+    monkeypatch.setattr(worker.Envs, "open", lambda self, note: played)
+    with acting(tmp_path):
+        meeting._put(folder / meeting.TOKEN, "0" * 64)  # nobody has another one
+        with pytest.raises(worker.Refused, match="UNAUTHENTICATED"):
+            worker.live(folder, 0, parent=None, patience_s=5.0)
 
 
 @pytest.mark.slow
