@@ -16,11 +16,11 @@ JIT = jax.jit(vtrace)
 ON_POLICY = {"gamma": 0.97, "lam": 1.0, "rho_bar": 1.0, "c_bar": 1.0, "rho_bar_pg": 1.0}
 
 
-def window(seed: int, length: int) -> dict[str, np.ndarray]:
-    """Rows of episodes that end at random, also twice in a row, at the first and at the last row."""
+def window(seed: int, length: int, ends: float = 0.25) -> dict[str, np.ndarray]:
+    """Rows of episodes that end at random, also twice in a row, at the first and at the last row; with `ends` 1 all are over."""
     rng = np.random.default_rng(seed)
-    over = rng.random(length) < 0.25  # the row of a last observation
-    before = np.append(over[1:], rng.random() < 0.25)
+    over = rng.random(length) < ends  # the row of a last observation
+    before = np.append(over[1:], rng.random() < ends)
     terminated = before & ~over & (rng.random(length) < 0.5)
     rows = {
         "reward": np.where(over, 0, rng.normal(size=length)),
@@ -62,11 +62,14 @@ def traced(hp: dict[str, float]) -> dict[str, jax.Array]:
     length=st.sampled_from(LENGTHS),
     gamma=st.floats(0, 1, width=32),
     lam=st.floats(0, 1, width=32),
-    bars=st.tuples(*3 * [st.floats(0.5, 4, width=32)]),
+    bars=st.tuples(
+        *(st.floats(0.5, 4, width=32) | st.sampled_from(edges) for edges in ((1e-6, 1e6), (1e-6,), (1e-6, 1e6)))
+    ),
+    ends=st.sampled_from((0.25, 0.0, 1.0)),
 )
-def test_the_sum_over_each_episode(seed, length, gamma, lam, bars):
+def test_the_sum_over_each_episode(seed, length, gamma, lam, bars, ends):
     hp = {"gamma": gamma, "lam": lam} | dict(zip(("rho_bar", "c_bar", "rho_bar_pg"), bars, strict=True))
-    rows = window(seed, length)
+    rows = window(seed, length, ends)
     got, (target, advantage) = JIT(**rows, **traced(hp)), oracle(rows, hp)
     size = max(1.0, np.abs(target).max())  # ratios above 1 multiply along an episode
     np.testing.assert_allclose(got.target, target, rtol=1e-5, atol=1e-5 * size)
