@@ -1,8 +1,10 @@
 """The benchmark of inference: sides, bars, tables and the result file, with processes that are not started."""
 
 import json
+import re
 
 import pytest
+from support import REPOSITORY
 
 from benchmarks import inference
 
@@ -28,3 +30,13 @@ def test_sides_bars_and_results(monkeypatch, tmp_path, capsys):
     few, many = rows["mlp, 1"], rows["mlp, 64"]
     assert many["impala"] - few["impala"] == pytest.approx(63 * few["parameters"] / (256 * 20))
     assert few["seed"] == pytest.approx(16 + 8 + 2 + 4, abs=1)  # observation, reward and discount, flags, action
+
+
+def test_the_table_of_bytes_is_the_one_of_the_page():
+    page, network = (REPOSITORY / "docs" / "actors.md").read_text(), inference.NETWORKS[-1]
+    found = inference._bytes((network,))
+    sides = [found[f"{network}, {actors}"][side] for side in ("impala", "seed") for actors in inference.ACTORS]
+    (row,) = re.findall(rf"^\| `{network}` \|(.*)\|$", page, re.MULTILINE)
+    assert [cell.strip() for cell in row.split("|")] == [
+        f"{round(x):,}" for x in (found[f"{network}, 1"]["parameters"], *sides)
+    ]
