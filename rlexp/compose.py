@@ -130,6 +130,7 @@ def composed(overrides: Sequence[str]) -> Composed:
             _check_output_subdir(config)
         node = without_hydra(config)
         chosen.check_replay(config, node, app.config_loader, overrides)
+        chosen.check_keys(config, node, app.config_loader, overrides)
         return Composed(config, app.config_loader, node, run_dir)
 
 

@@ -85,6 +85,14 @@ def one_setting(config: Any, **names: str) -> None:
             raise TwoValues(f"algo.{ours}", value, f"algo.source.{theirs}", given)
 
 
+def from_memory(source: Any, algorithm: str, choice: str) -> None:
+    """Raises ConfigError for a source whose rows are what was just played, and not samples; `choice` is one that has these."""
+    if vars(source).keys() <= {"module"}:  # without a single setting: as it comes, whole rollouts
+        raise ConfigError(
+            f"algo.source: {algorithm} learns from samples of a memory, and this source has none; expected source={choice}"
+        )
+
+
 def from_data(source: Any, algorithm: str) -> None:
     """Raises ConfigError for a source whose rows are what the policy plays by itself, and not recorded."""
     if "returns_to_go" not in {field.name for field in dataclasses.fields(source)}:  # known once an episode is over

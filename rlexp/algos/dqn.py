@@ -212,11 +212,7 @@ def network(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any) -> 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """DQN for an environment. Raises ConfigError for continuous actions, and a source that keeps no memory."""
     del num_shards
-    if vars(config.source).keys() <= {"module"}:  # without a single setting: as it comes, whole rollouts
-        raise ConfigError(
-            "algo.source: dqn learns from samples of a memory, and this source has none; expected source=replay, which steps "
-            "compiled environments"
-        )
+    common.from_memory(config.source, "dqn", "replay")
     init_params, said_of, values = network(config, spec=spec, torso_of=torso_of, dtype=dtype)
 
     def of_action(said: jax.Array, action: jax.Array) -> jax.Array:

@@ -115,10 +115,7 @@ class State(NamedTuple):
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """R2D2. Raises ConfigError for other actions than one choice, a network without a memory, and a source that keeps nothing."""
     del num_shards
-    if vars(config.source).keys() <= {"module"}:  # without a single setting: as it comes, whole rollouts
-        raise ConfigError(
-            "algo.source: r2d2 learns from samples of a memory, and this source has none; expected source=replay_sequences"
-        )
+    common.from_memory(config.source, "r2d2", "replay_sequences")
     if config.burn_in >= config.sequence_length:
         raise ConfigError(
             f"algo.burn_in: {config.burn_in} leaves nothing to learn of algo.sequence_length {config.sequence_length}; "

@@ -104,8 +104,10 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """SAC for an environment. Raises ConfigError for continuous actions without bounds, and for several choices an action."""
+    """SAC for an environment. Raises ConfigError for continuous actions without bounds, several choices an action, and a source
+    that keeps no memory."""
     del num_shards
+    common.from_memory(config.source, "sac", "replay_50k")
     bounds = continuous.bounds(spec, "sac") if isinstance(spec.action, Continuous) else None
     num_actions = 0 if bounds else common.num_actions(spec, "sac")
     judged = continuous.with_action(spec) if bounds else spec  # what a critic sees

@@ -96,8 +96,9 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """TD3 for an environment. Raises ConfigError for discrete actions, and for such without bounds."""
+    """TD3 for an environment. Raises ConfigError for discrete actions, such without bounds, and a source that keeps no memory."""
     del num_shards
+    common.from_memory(config.source, "td3", "replay_50k")
     bounds = continuous.bounds(spec, "td3")
     judged = continuous.with_action(spec)  # what a critic sees
     actor = Head(torso_of(spec), bounds.size, scale=0.01, dtype=dtype)

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,7 @@ class Recorded(NamedTuple):
     id: str
     observation_space: Any
     action_space: Any
+    numbers: list[int]  # [episodes], which the files call them
     lengths: np.ndarray  # [episodes] int64, transitions of each
     read: Callable[[int], Episode]
     identity: int  # uint32, of what it says of itself
@@ -70,7 +72,8 @@ def opened(path: str) -> Recorded:
         numbers, lengths, raw, close = _of_arrow(data, kind)
     else:
         raise Unreadable(f"{data}: of the format {kind!r}; hdf5, arrow and parquet are read here")
-    promised = int(known.get("total_episodes", len(lengths))), int(known.get("total_steps", lengths.sum()))
+    with _told(data / METADATA):
+        promised = int(known.get("total_episodes", len(lengths))), int(known.get("total_steps", lengths.sum()))
     if promised != (len(lengths), lengths.sum()):
         raise Unreadable(
             f"{data}: not whole: {len(lengths)} episodes of {lengths.sum()} steps, and {METADATA} says "
@@ -83,12 +86,12 @@ def opened(path: str) -> Recorded:
         where = f"{data}: episode {numbers[index]}"
         with _told(where):
             episode = raw(numbers[index], *spaces, jpeg)
-        found = {
-            len(_leaf(episode.observations)) - 1,
-            len(_leaf(episode.actions)),
-            len(episode.rewards),
-            len(episode.terminations),
-        }
+            found = {
+                len(_leaf(episode.observations)) - 1,
+                len(_leaf(episode.actions)),
+                len(episode.rewards),
+                len(episode.terminations),
+            }
         if found != {int(lengths[index])}:
             raise Unreadable(
                 f"{where}: not whole: {lengths[index]} transitions, of which the columns have {sorted(found)}"
@@ -97,11 +100,13 @@ def opened(path: str) -> Recorded:
 
     name = str(known.get("dataset_id", data.parent.name))
     identity = zlib.crc32(np.ascontiguousarray(lengths).tobytes(), zlib.crc32(repr((name, *map(str, spaces))).encode()))
-    return Recorded(data.parent, name, *spaces, lengths, read, identity, close)
+    return Recorded(data.parent, name, *spaces, numbers, lengths, read, identity, close)
 
 
 def find(path: str) -> Path:
     """The folder with the data. Raises ConfigError, with what is there."""
+    if re.match(r"\w+://", path):
+        raise ConfigError(f"{KEY}: {path!r} is not allowed; expected a directory here, or an id in Minari's own folder")
     roots = [Path(os.path.expanduser(path)), minari_root() / path]
     for root in roots:
         for folder in (root / "data", root):

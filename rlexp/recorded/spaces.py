@@ -13,7 +13,7 @@ from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree
 
 
 class Reading(NamedTuple):
-    """From what a data set holds to rows as an environment has them."""
+    """From what a data set holds to rows as an environment has them. Both raise ValueError for what its spaces do not have."""
 
     observation: Callable[[Any], PyTree]  # [T+1, ...]
     action: Callable[[Any], np.ndarray]  # [T, ...]
@@ -73,15 +73,29 @@ def reading(observations: Any, actions: Any, env: Any) -> Reading:
     convert = _actions(actions, spec.action, own)
     if convert is None:
         raise ConfigError(f"actions {_short(actions)}, and {spec.name} has {said_actions}")
-    dtype = action_struct(spec).dtype
     return Reading(
         lambda rows: jax.tree.map(_as, _like(spec.observation, read.read(rows)), spec.observation),
-        lambda rows: np.asarray(convert(np.asarray(rows))).astype(dtype),
+        lambda rows: _possible(convert(np.asarray(rows)), action_struct(spec), spec.action),
     )
 
 
-def _as(rows: Any, struct: Any) -> np.ndarray:
-    return np.asarray(rows).astype(struct.dtype, copy=False)
+def _as(rows: Any, struct: Any, name: str = "observations") -> np.ndarray:
+    rows = np.asarray(rows)
+    if rows.shape[1:] != tuple(struct.shape):
+        raise ValueError(f"{name} of shape {list(rows.shape[1:])}, and the space says {list(struct.shape)}")
+    return rows.astype(struct.dtype, copy=False)
+
+
+def _possible(actions: np.ndarray, struct: Any, wanted: Any) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        made = _as(actions, struct, "actions")
+    if not isinstance(
+        wanted, Continuous
+    ):  # beyond bounds numbers are learnt from: some record them before they are clipped
+        wrong = (made != actions) | (made < 0) | (made >= np.asarray(wanted.num_actions))
+        if wrong.any():
+            raise ValueError(f"action {actions[wrong].flat[0]}, counted from 0, of {wanted.num_actions} choices")
+    return made
 
 
 def _actions(space: Any, wanted: Any, own: Any) -> Callable[[np.ndarray], np.ndarray] | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlexp.recorded.reading import Recorded
+from rlexp.recorded.reading import Recorded, Unreadable
 from rlexp.recorded.spaces import Reading
 from rlexp.types import Trajectory
 
@@ -53,16 +53,23 @@ def pool_of(data: Recorded, read: Reading, episodes: Sequence[int] | np.ndarray,
 def _rows(data: Recorded, read: Reading, index: int, *, returns_to_go: bool) -> Trajectory:
     """An episode as rows [T + 1, ...]."""
     episode = data.read(index)
-    action, reward = read.action(episode.actions), np.asarray(episode.rewards, np.float32)
+    try:
+        observation, action = read.observation(episode.observations), read.action(episode.actions)
+        with np.errstate(over="ignore"):
+            reward, ended = (np.asarray(x).astype(np.float32) for x in (episode.rewards, episode.terminations))
+        if reward.ndim != 1 or ended.ndim != 1:
+            raise ValueError("rewards and terminations that are not one number a row")
+    except (ValueError, TypeError) as error:
+        raise Unreadable(f"{data.path}: episode {data.numbers[index]}: {error}") from error
     extras = {}
     if returns_to_go:
         to_go = np.cumsum(reward[::-1].astype(np.float64))[::-1].astype(np.float32)
         extras = {"return_to_go": _and_one_more(to_go), "time": np.arange(len(reward) + 1, dtype=np.int32)}
     valid: Any = _and_one_more(np.ones_like(reward))
-    discount: Any = np.append(1 - np.asarray(episode.terminations, np.float32), np.float32(1))
+    discount: Any = np.append(1 - ended, np.float32(1))
     first: Any = np.arange(len(reward) + 1) == 0
     return Trajectory(
-        read.observation(episode.observations),
+        observation,
         first,
         _and_one_more(action),  # type: ignore[arg-type]
         _and_one_more(reward),  # type: ignore[arg-type]

@@ -39,6 +39,8 @@ def check_place(path: str | None) -> Path:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(f"{KEY}: {error.name} is not installed; pip install 'rlexp[minari]' brings it") from error
+    if re.match(r"\w+://", path):
+        raise ConfigError(f"{KEY}: {path!r} is not allowed; expected a directory here")
     place = Path(os.path.expanduser(path)).absolute()
     if not re.fullmatch(r"[-_\w]+-v\d+", place.name):
         raise ConfigError(

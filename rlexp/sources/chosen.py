@@ -46,6 +46,29 @@ def check_replay(config: DictConfig, node: Mapping[str, Any], loader: Any, overr
         )
 
 
+def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrides: Sequence[str]) -> None:
+    """Raises ConfigError for a key of `algo.source` that is another source's than the one that counts, with that one's name."""
+    keys = [override_key(o).split(".") for o in overrides]
+    asked = [key[2] for key in keys if key[:2] == ["algo", "source"] and len(key) > 2]
+    source = node["algo"].get("source")
+    if not asked or "module" in asked or not isinstance(source, Mapping):
+        return
+    choice = config.hydra.runtime.choices.source
+    files = {
+        name: loader.repository.load_config(f"source/{name}").config for name in loader.get_group_options("source")
+    }
+    modules = {source.get("module"), (source.get("inner") or {}).get("module")}
+    counting = [file for file in files.values() if file.get("module") in modules]
+    if files[choice].get("module") not in modules:  # a source of the user's own, or of the algorithm's file
+        return
+    for key in asked:
+        others = [name for name, file in files.items() if key in file]
+        if others and not any(key in file for file in counting):
+            raise ConfigError(
+                f"algo.source.{key}: source={choice}, which counts here, has no such key; it is one of source={', '.join(others)}"
+            )
+
+
 def with_memory(node: dict[str, Any]) -> dict[str, Any]:
     """The application's part of a configuration, with `algo.source` as it is checked."""
     algo = node.get("algo")

@@ -69,8 +69,8 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
         data = reading.opened(config.path)
         try:
             read = spaces.reading(data.observation_space, data.action_space, env)
-            if len(data.lengths) < num_shards:
-                raise ConfigError(f"{len(data.lengths)} episodes, too few for shards={num_shards}")
+            if (num := np.count_nonzero(data.lengths)) < num_shards:
+                raise ConfigError(f"{num} episodes, too few for shards={num_shards}")
         except ConfigError as error:
             data.close()
             raise ConfigError(f"{reading.KEY}: {str(data.path)!r} has {error}") from error

@@ -31,6 +31,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlexp.algos.base import Algorithm
 from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Part, Positive, Seconds, schema
@@ -309,9 +310,11 @@ def _memory(
         return data._replace(ring=ring), Batch(trajectory, weight, ids, memory), metrics
 
     def feedback(data: Data, ids: Any, priority: Any) -> Data:
-        told = sums.sound(priority)
-        weight = (jnp.where(told, priority, 0.0) + hp.priority_floor) ** hp.priority_exponent
+        known = sums.sound(priority)
+        weight = (jnp.where(known, priority, 0.0) + hp.priority_floor) ** hp.priority_exponent
         ring, before = data.ring, data.priorities
+        # A power may be more than float32 holds, or than all of them together may be.
+        told = known & (weight <= np.finfo(np.float32).max / ring.table.sampled.size)
         assert isinstance(before, Priorities)
         weights = sums.update(_weights(ring), ids, weight, told)
         ring = ring._replace(table=ring.table._replace(weight=weights))
@@ -372,7 +375,10 @@ def _asked(config: Config) -> tuple[int, int]:
     """Updates after a rollout, and transitions of a sample."""
     for name in ("num_updates", "sequence_length"):
         if getattr(config, name) is None:
-            raise ConfigError(f"algo.source.{name}: this key is missing, since the algorithm does not say it")
+            raise ConfigError(
+                f"algo.source.{name}: null, and the algorithm does not say: it learns from what it has just played; expected an "
+                "algorithm that learns from a memory, such as algo=dqn or algo=sac, or how many"
+            )
     assert config.num_updates is not None and config.sequence_length is not None
     return config.num_updates, config.sequence_length
 

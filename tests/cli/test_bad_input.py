@@ -85,6 +85,18 @@ WRONG = [
     (["algo=r2d2", "algo.burn_in=24"], ["algo.burn_in", "24", "at most 23"]),
     (["algo=r2d2", "source=rollout"], ["algo.source: r2d2", "source=replay_sequences"]),
     (["algo=r2d2", "algo.sequence_length=100000"], ["algo.source.capacity", "100000", "it needs"]),
+    (["algo=sac", "source=rollout"], ["algo.source: sac", "memory", "source=replay_50k"]),
+    (["algo=td3", "env=gymnax/pendulum", "source=rollout"], ["algo.source: td3", "memory", "source=replay_50k"]),
+    (["algo=ppo", "source=replay"], ["algo.source.num_updates: null", "algo=dqn"]),
+    (
+        ["algo=dqn", "source=dataset", "algo.num_updates=1", "algo.source.selector=prioritised"],
+        ["algo.source.selector: source=dataset", "no such key", "one of source=replay, "],
+    ),
+    (
+        ["algo=bc", "env=gymnasium/cartpole", "algo.source.path=data/mine-v0"],
+        ["algo.source.path: source=host", "no such key", "one of source=dataset"],
+    ),
+    (["algo=bc", "algo.source.path=gs://bucket/mine-v0"], ["algo.source.path: 'gs://bucket/mine-v0'", "directory"]),
     (["network=cnn"], ["network", "image"]),
     (["network=gru", "algo=dqn"], ["network", "memory", "rlexp.algos.dqn", "network=mlp"]),
     (["network=lstm", "algo.num_minibatches=3"], ["algo.num_minibatches", "3", "4 environments", "fits is 2"]),

@@ -16,7 +16,7 @@ from gymnasium import spaces as gym_spaces
 from rlexp.config import ConfigError
 from rlexp.envs import gymnasium as adapter
 from rlexp.envs.base import Env, HostEnv
-from rlexp.recorded import reading, spaces
+from rlexp.recorded import reading, spaces, windows
 from rlexp.recorded.writing import Played, check_place, write
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete
 
@@ -271,6 +271,7 @@ BROKEN = {
     "no metadata": lambda data: (data / "metadata.json").write_text("{"),
     "of a format of its own": lambda data: _changed(data, data_format="csv"),
     "more episodes promised": lambda data: _changed(data, total_episodes=4),
+    "totals that are no numbers": lambda data: _changed(data, total_steps=None),
 }
 
 
@@ -284,7 +285,47 @@ def test_what_is_not_whole_is_told(data_format, broken, tmp_path):
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("path", [None, "data/mine", "taken-v0", "file/mine-v0"])
+# What the columns of an episode of T transitions hold -> what is said of it.
+STRANGE = {
+    "actions": {
+        "beyond the choices": (lambda T: np.full((T,), 3), "action 3, counted from 0, of 3 choices"),
+        "below them": (lambda T: np.full((T,), -1), "action -1, counted from 0"),
+        "between them": (lambda T: np.full((T,), 0.5), r"action 0\.5, counted from 0"),
+        "vectors": (lambda T: np.zeros((T, 2), int), r"actions of shape \[2\], and the space says \[\]"),
+    },
+    "observations/picture": {
+        "another shape": (lambda T: np.zeros((T + 1, 4), np.uint8), r"observations of shape \[4\], and the space says"),
+    },
+    "rewards": {
+        "vectors": (lambda T: np.zeros((T, 2)), "rewards and terminations that are not one number a row"),
+        "words": (lambda T: np.full((T,), b"high"), "could not convert"),
+    },
+    "terminations": {
+        "vectors": (lambda T: np.zeros((T, 2), bool), "rewards and terminations that are not one number a row")
+    },
+}
+
+
+@pytest.mark.parametrize(("column", "what"), [(column, what) for column in STRANGE for what in STRANGE[column]])
+def test_columns_of_another_kind_than_the_spaces_are_told(column, what, tmp_path):
+    """Nothing of it is learnt from: of an action that there is not the log-probability would be another one's."""
+    import h5py
+
+    made, said = STRANGE[column][what]
+    written(tmp_path / "rich-v0")
+    with h5py.File(tmp_path / "rich-v0/data/main_data.hdf5", "a") as file:
+        del file[f"episode_1/{column}"]
+        file[f"episode_1/{column}"] = made(1)
+    data = reading.opened(str(tmp_path / "rich-v0"))
+    read = spaces.reading(data.observation_space, data.action_space, world())
+    assert windows.pool_of(data, read, [0, 2], returns_to_go=False).rows.valid.sum() == 10
+    with pytest.raises(reading.Unreadable, match=f"rich-v0: episode 1: {said}") as told:
+        windows.pool_of(data, read, [0, 1, 2], returns_to_go=False)
+    assert "\n" not in str(told.value)
+    data.close()
+
+
+@pytest.mark.parametrize("path", [None, "data/mine", "taken-v0", "file/mine-v0", "gs://bucket/mine-v0"])
 def test_a_place_that_cannot_be_is_told_before(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken-v0").mkdir()

@@ -24,7 +24,9 @@ def numbered(lengths=LENGTHS, reads=None) -> Recorded:
         number = 100 * i + np.arange(length + 1)
         return Episode(number, number[:-1].astype(np.int32), 1.0 + np.arange(length), ends)
 
-    return Recorded(None, "numbered", None, None, np.asarray(lengths, np.int64), read, 7, lambda: None)  # type: ignore[arg-type]
+    return Recorded(
+        None, "numbered", None, None, list(range(len(lengths))), np.asarray(lengths, np.int64), read, 7, lambda: None
+    )  # type: ignore[arg-type]
 
 
 def order(data, mine=None, *, length=3, budget=10**9, seed=(0,)) -> windows.Order:

@@ -1,8 +1,11 @@
 """From a run to a data set, and from a data set to a run: through the same command line and the same loop as any."""
 
+import json
 import os
+import shutil
 from pathlib import Path
 
+import h5py
 import jax
 import minari
 import numpy as np
@@ -222,10 +225,25 @@ PREPARED = [
     ),
     ("env=gymnax/acrobot", r"has observations Box.*\(4,\).*, and Acrobot-v1 has float32\[6\]"),
     ("shards=64 algo.source.batch_size=64", r"has 24 episodes, too few for shards=64"),
+    ("shards=24 algo.source.batch_size=24 algo.source.path=emptied", r"has 23 episodes, too few for shards=24"),
     ("algo.source.path=broken", r"path: .*broken.*cannot be read, it may be cut short"),
     ("algo=ppo source=dataset algo.source.sequence_length=4", r"learns from what it notes as it acts \(log_prob\)"),
     ("run=check", r"run: check compares .*, and this data comes from the host"),
 ]
+
+
+def emptied(path: Path) -> None:
+    """A copy of the data whose first episode has no transition."""
+    shutil.copytree("hdf5/cartpole-v0", path)
+    with h5py.File(path / "data/main_data.hdf5", "a") as file:
+        gone = file["episode_0/rewards"].shape[0]  # type: ignore[union-attr]
+        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+            kept = file[f"episode_0/{name}"][: int(name == "observations")]  # type: ignore[index]
+            del file[f"episode_0/{name}"]
+            file[f"episode_0/{name}"] = kept
+    known = json.loads((path / "data/metadata.json").read_text())
+    known["total_steps"] -= gone
+    (path / "data/metadata.json").write_text(json.dumps(known))
 
 
 @pytest.mark.parametrize(("line", "said"), PREPARED)
@@ -236,6 +254,8 @@ def test_data_that_cannot_be_learnt_from_is_told_before_anything_is_made(line, s
         for name in ("metadata.json", "main_data.hdf5"):
             whole = Path("hdf5/cartpole-v0/data", name).read_bytes()
             Path("broken/data", name).write_bytes(whole if name.endswith("json") else whole[: len(whole) // 2])
+    if "emptied" in line:
+        emptied(Path("emptied"))
     given = ["algo.source.path=hdf5/cartpole-v0"] if "algo=" in line else bc()
     with pytest.raises(ConfigError, match=said) as told:
         rlexp.train([*QUIET, *given, *line.split()], {"hydra.run.dir": "refused"})

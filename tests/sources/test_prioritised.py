@@ -106,6 +106,16 @@ def test_a_priority_that_is_none_is_refused_and_counted():
     assert float(metrics["replay/refused"].sum) == where.sum()
 
 
+@pytest.mark.parametrize("priority", [1e20, 3e9], ids=["its power is none", "the sum of all would be none"])
+def test_a_priority_whose_power_is_too_high_is_refused_and_counted(priority):
+    """It would be the highest so far, and with it the weight of all that comes: none at all."""
+    data, batch, _ = next_(init(jax.random.key(0), POLICY), POLICY)
+    before, steep = np.asarray(data.ring.table.weight.weights), source(Hp(priority_exponent=4.0))
+    told = steep.feedback(data, batch.ids, jnp.full(batch.ids.shape, priority, jnp.float32))
+    np.testing.assert_array_equal(told.ring.table.weight.weights, before)
+    assert told.priorities.highest == data.priorities.highest and told.priorities.refused == batch.ids.size
+
+
 def test_where_all_weights_are_zero_draws_are_uniform():
     data, _, _ = next_(init(jax.random.key(0), POLICY), POLICY)
     nothing = jax.tree.map(jnp.zeros_like, data.ring.table.weight)
