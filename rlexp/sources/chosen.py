@@ -3,6 +3,7 @@
 Nothing here waits for JAX, but where a source has to be looked at: completion of a shell needs it, too.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ def check_source(config: DictConfig, loader: Any, overrides: Sequence[str]) -> N
     if "source" not in given or "algo.source.module" in given:
         return
     found = loader.repository.load_config(f"source/{config.hydra.runtime.choices.source}")
+    if found is None:  # in a folder of the user's own, which this loader does not search
+        return
     wanted, module = OmegaConf.select(found.config, "module"), OmegaConf.select(config, "algo.source.module")
     if found.header.get("package") == "algo.source" and wanted != module:
         raise ConfigError(
@@ -50,17 +53,21 @@ def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrid
     """Raises ConfigError for a key of `algo.source` that is another source's than the one that counts, with that one's name."""
     keys = [override_key(o).split(".") for o in overrides]
     asked = [key[2] for key in keys if key[:2] == ["algo", "source"] and len(key) > 2]
-    source = node["algo"].get("source")
+    algo = node.get("algo")
+    source = algo.get("source") if isinstance(algo, Mapping) else None
     if not asked or "module" in asked or not isinstance(source, Mapping):
         return
-    choice = config.hydra.runtime.choices.source
-    files = {
-        name: loader.repository.load_config(f"source/{name}").config for name in loader.get_group_options("source")
-    }
-    modules = {source.get("module"), (source.get("inner") or {}).get("module")}
-    counting = [file for file in files.values() if file.get("module") in modules]
-    if files[choice].get("module") not in modules:  # a source of the user's own, or of the algorithm's file
+    choice, files = config.hydra.runtime.choices.source, {}
+    for name in loader.get_group_options("source"):
+        with contextlib.suppress(Exception):  # a file that cannot be read counts where it is chosen
+            files[name] = loader.repository.load_config(f"source/{name}").config
+    inner = source.get("inner")
+    modules = {source.get("module"), inner.get("module") if isinstance(inner, Mapping) else source.get("module")}
+    if (
+        choice not in files or files[choice].get("module") not in modules
+    ):  # of the user's own, or of the algorithm's file
         return
+    counting = [file for file in files.values() if file.get("module") in modules]
     for key in asked:
         others = [name for name, file in files.items() if key in file]
         if others and not any(key in file for file in counting):

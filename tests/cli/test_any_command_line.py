@@ -97,6 +97,8 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["env=3"]), ["env: 3", "gymnax/cartpole"]),
     (Line(["algo="]), ["algo: ''", ", ".join(ALGORITHMS)]),
     (Line(["algo=[null]"]), ["algo: [null]", ", ".join(ALGORITHMS)]),
+    (Line(["~algo", "+algo.source.path=x"]), ["algo"]),
+    (Line(["algo=dqn", "algo.source=3", "+algo.source.path=x"]), ["algo.source"]),
     (Line(["+hydra/launcher=true"]), ["hydra/launcher: true", "rlexp"]),
     (Line(["-m", "env=null,gymnax/catch"]), ["env: null", "gymnax/cartpole"]),
     (Line(["algo.module="]), ["algo.module", "''"]),
@@ -214,6 +216,12 @@ def test_a_sample(line, words, tmp_path):
     assert ended.code == 2 and [word for word in words if word not in ended.err] == [], ended
 
 
+OWN = {
+    "own/source/my/kind.yaml": (compose.CONF_DIR / "source/replay.yaml").read_bytes(),
+    "own/source/no.yaml": b"[",
+}
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
@@ -222,8 +230,12 @@ def test_a_sample(line, words, tmp_path):
         (Line([], environment={"HOME": None, "XDG_CACHE_HOME": ""}), "/rlexp"),
         (Line(["algo=ppo", "algo=dqn"]), "rlexp.algos.dqn"),
         (Line(["env=wrapped", "env@env.inner=probe/recall"]), "rlexp.envs.recall"),
+        (
+            Line(["--config-dir", "own", "algo=dqn", "source=my/kind", "algo.source.capacity=5120"], OWN),
+            "capacity: 5120",
+        ),
     ],
-    ids=["100k", "1M", "no HOME", "algo twice", "a part of the environment"],
+    ids=["100k", "1M", "no HOME", "algo twice", "a part of the environment", "a key of a source of one's own"],
 )
 def test_taken(line, wanted, tmp_path):
     ended = run(line._replace(arguments=[*line.arguments, "hydra.run.dir=here"]), tmp_path)
