@@ -231,7 +231,7 @@ OWN = {
         (Line(["algo=ppo", "algo=dqn"]), "rlexp.algos.dqn"),
         (Line(["env=wrapped", "env@env.inner=probe/recall"]), "rlexp.envs.recall"),
         (
-            Line(["--config-dir", "own", "algo=dqn", "source=my/kind", "algo.source.capacity=5120"], OWN),
+            Line(["--config-dir", "own", "algo=c51", "source=my/kind", "algo.source.capacity=5120"], OWN),
             "capacity: 5120",
         ),
     ],
