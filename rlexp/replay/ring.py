@@ -99,10 +99,10 @@ def draw(
     Args:
       stride: windows start at every so many rows, of those that a block begins with one; it divides the rows of a block.
     """
-    row_key, env_key = jax.random.split(key)
     num = num_starts(ring, num_envs=1, length=length, stride=stride)
-    age = jax.random.randint(row_key, shape, jnp.int32(0), num) * jnp.int32(stride)  # 0 is the oldest row
-    env = jax.random.randint(env_key, shape, 0, num_envs, jnp.int32) if num_envs > 1 else jnp.int32(0)
+    places = _below(key, [num, jnp.int32(num_envs)] if num_envs > 1 else [num], shape)
+    age = places[0] * jnp.int32(stride)  # 0 is the oldest row
+    env = places[1] if num_envs > 1 else jnp.int32(0)
     capacity = ring.table.sampled.size // num_envs
     return (ring.head - ring.size + age) % jnp.int32(capacity) * num_envs + env
 
@@ -144,6 +144,19 @@ def read_around(
         length=length,
         pad=pad,
     )
+
+
+def _below(key: Key, nums: list[Int[Array, ""]], shape: tuple[int, ...]) -> Int[Array, "..."]:
+    """[one or two nums, *shape]: of each its `jax.random.randint(k, shape, 0, num)`, the keys k split off `key`, to the bit.
+
+    That one hashes twice for each number, and on CPUs a hash is a loop of small kernels. Here all are hashed in one loop.
+    """
+    pairs = jax.vmap(jax.random.split)(jax.random.split(key)[: len(nums)])
+    high, low = jnp.moveaxis(jax.vmap(jax.vmap(lambda k: jax.random.bits(k, shape)))(pairs), 1, 0)
+    num = jnp.maximum(jnp.stack(nums), jnp.int32(1)).astype(jnp.uint32).reshape(-1, *(1 for _ in shape))
+    factor = jnp.uint32(2**16) % num  # twice, since 2^32 is no number of 32 bits
+    factor = factor * factor % num
+    return ((high % num * factor + low % num) % num).astype(jnp.int32)
 
 
 def _lead(rows: PyTree) -> tuple[int, int]:
