@@ -1,8 +1,10 @@
 """Replay against a Reverb server and against flashbax, and what prioritised draws cost with 10^4 to 10^7 items."""
 
+import functools
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ REVERB = ROOT / ".reverb" / "bin" / "python"
 
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
-    """Every side of a size is a process of its own. On a GPU, which Reverb does not know, flashbax is the only peer."""
+    """What is compiled takes turns in one process a round; Reverb has one of its own. On a GPU, which it does not know, flashbax
+    is the only peer."""
     platform, device = run([sys.executable, "-c", PROBE], timeout_s=120)[0].strip().splitlines()[-1].split("|")
     gpu = platform == "gpu"
     seconds = 0.2 if quick else 3.0
@@ -34,7 +37,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     for num_bytes, num_items in sizes.items():
         work = dict(num_bytes=num_bytes, num_items=num_items, batch=BATCH, seconds=seconds)
         compiled = dict(work, updates=UPDATES[num_bytes])
-        sides = {side: _ours("rates", compiled, side) for side in ("rlexp", "rlexp, host", "flashbax")}
+        sides = _in_turn(compiled, ("rlexp", "rlexp, host", "flashbax"))
         if not gpu:
             sides["reverb"] = _reverb(work, about, say)
         say(f" {num_bytes} bytes a trajectory")
@@ -69,6 +72,18 @@ def _ours(what: str, work: dict[str, Any], side: str | None = None) -> Any:
         return _process(sys.executable, "benchmarks.replay_run", asked)["sample"]
 
     return measured
+
+
+def _in_turn(work: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Sides that one process of a round measures together."""
+
+    @functools.cache
+    def together(i: int) -> dict[str, Sample]:
+        return _process(sys.executable, "benchmarks.replay_run", dict(work, what="rates", sides=names, seed=i))[
+            "sample"
+        ]
+
+    return {name: lambda i, name=name: together(i)[name] for name in names}
 
 
 def _reverb(work: dict[str, Any], about: dict[str, Any], say: Say) -> Any:

@@ -2,6 +2,9 @@
 
 Reads a JSON object from the command line, prints one. Both are given NumPy arrays to insert and give arrays on the device; each
 call has its state donated and is waited for. It inserts one batch, or draws those of `updates`, as inside of a training program.
+As there, a draw writes over the batches of the one before, which are donated: memory that is asked for anew comes as pages
+of zeros or not, as the allocator's luck has it, and of 26 MB that takes as long as the draw. All sides of a size take turns in
+one process, so that they share that luck and whoever else uses the machine.
 """
 
 import functools
@@ -15,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.replay_work import columns, rate, weights
+from benchmarks.replay_work import columns, rate, rates_in_turn, weights
 from rlexp.replay import ring as rings
 from rlexp.replay import selectors, sums, table
 from rlexp.replay.columns import Storage
@@ -36,27 +39,35 @@ def main() -> None:
 
 
 def rates(
-    *, side: str, num_bytes: int, num_items: int, batch: int, updates: int, seconds: float, seed: int
-) -> dict[str, float]:
-    """Inserts, and draws by both selectors, from a memory that is full."""
+    *, sides: list[str], num_bytes: int, num_items: int, batch: int, updates: int, seconds: float, seed: int
+) -> dict[str, dict[str, float]]:
+    """Of each side inserts, and draws by both selectors, from a memory that is full."""
     pool = columns(num_bytes, seed=seed)
     items = [{k: v[i : i + batch] for k, v in pool.items()} for i in range(0, len(pool["action"]), batch)]
-    host = functools.partial(ours, storage="host")
-    make: Callable = {"rlexp": ours, "rlexp, host": host, "flashbax": flashbaxs}[side]
-    rows: dict[str, float] = {}
+    makes: dict[str, Callable] = {"rlexp": ours, "rlexp, host": functools.partial(ours, storage="host")}
+    makes["flashbax"] = flashbaxs
+    rows: dict[str, dict[str, float]] = {side: {} for side in sides}
+
+    def note(what: str, found: dict[str, float]) -> None:
+        for side, number in found.items():
+            rows[side][what] = number
+
     for selector in ("prioritised", "uniform"):
-        insert, draw = make(items[0], selector=selector, num_items=num_items, batch=batch, updates=updates, seed=seed)
+        puts, draws = {}, {}
+        for side in sides:
+            work = dict(selector=selector, num_items=num_items, batch=batch, updates=updates, seed=seed)
+            insert, draws[side] = makes[side](items[0], **work)
+            turns = itertools.cycle(items)
 
-        turns = itertools.cycle(items)
+            def put(insert: Callable = insert, turns: Any = turns) -> None:
+                insert(next(turns))
 
-        def put(insert: Callable = insert, turns: Any = turns) -> None:
-            insert(next(turns))
-
-        for _ in range(-(-num_items // batch)):
-            put()
+            puts[side] = put
+            for _ in range(-(-num_items // batch)):
+                put()
         if selector == "prioritised":
-            rows["inserts"] = rate(put, each=batch, seconds=seconds)
-        rows[selector] = rate(draw, each=updates * batch, seconds=seconds)
+            note("inserts", rates_in_turn(puts, each=batch, seconds=seconds))
+        note(selector, rates_in_turn(draws, each=updates * batch, seconds=seconds))
     return rows
 
 
@@ -81,8 +92,8 @@ def ours(
         at = rings.starts(ring, num_envs=1, num_rows=batch, length=1)
         return rings.weigh(ring, at, jnp.ones(at.item.shape, jnp.float32)) if weighted else ring
 
-    @functools.partial(jax.jit, donate_argnums=(1, 2))
-    def draw(ring: rings.Ring, sampled: Any, key: Any) -> tuple[Any, Any, Draws, Any]:
+    @functools.partial(jax.jit, donate_argnums=(1, 2, 3), keep_unused=True)
+    def draw(ring: rings.Ring, sampled: Any, key: Any, over: Any) -> tuple[Any, Any, Any]:
         ring = ring._replace(table=ring.table._replace(sampled=sampled))
         key, uniform_key, weight_key = jax.random.split(key, 3)
         item = rings.draw(ring, uniform_key, num_envs=1, shape=(updates, batch), length=1)
@@ -90,10 +101,10 @@ def ours(
         if isinstance(ring.table.weight, sums.Sums):
             drawn = selectors.prioritised(ring.table.weight, weight_key, otherwise=drawn)
         sampled = table.mark(ring.table, drawn.item).sampled
-        return sampled, key, drawn, rings.read(ring, drawn.item, num_envs=1, length=1)
+        return sampled, key, (drawn, rings.read(ring, drawn.item, num_envs=1, length=1))
 
     ring = jax.jit(functools.partial(rings.init, structs, capacity=num_items, weighted=weighted, storage=storage))()
-    state = [ring, jax.random.key(seed)]
+    state = [ring, jax.random.key(seed), _zeros(draw, ring, ring.table.sampled, jax.random.key(seed), None)]
 
     def insert(items: Any) -> None:
         state[0] = jax.block_until_ready(add(state[0], items))
@@ -101,9 +112,9 @@ def ours(
     def sample() -> Any:
         ring = state[0]
         bare = ring._replace(table=ring.table._replace(sampled=()))
-        sampled, state[1], *batch = draw(bare, ring.table.sampled, state[1])
+        sampled, *state[1:] = jax.block_until_ready(draw(bare, ring.table.sampled, *state[1:]))
         state[0] = ring._replace(table=ring.table._replace(sampled=sampled))
-        return jax.block_until_ready(batch)
+        return state[2]
 
     return insert, sample
 
@@ -122,23 +133,29 @@ def flashbaxs(
     buffer: Any = make(max_length=num_items, min_length=batch, sample_batch_size=batch, add_batches=True, **more)
     add = jax.jit(buffer.add, donate_argnums=0)
 
-    @functools.partial(jax.jit, donate_argnums=1)
-    def draw(state: Any, key: Any) -> tuple[Any, Any]:
+    @functools.partial(jax.jit, donate_argnums=(1, 2), keep_unused=True)
+    def draw(state: Any, key: Any, over: Any) -> tuple[Any, Any]:
         key, *keys = jax.random.split(key, updates + 1)
         if updates == 1:
             return key, buffer.sample(state, keys[0])
         return key, jax.vmap(buffer.sample, in_axes=(None, 0))(state, jnp.stack(keys))
 
-    state = [buffer.init({k: jnp.asarray(v[0]) for k, v in item.items()}), jax.random.key(seed)]
+    kept, key = buffer.init({k: jnp.asarray(v[0]) for k, v in item.items()}), jax.random.key(seed)
+    state = [kept, key, _zeros(draw, kept, key, None)]
 
     def insert(items: Any) -> None:
         state[0] = jax.block_until_ready(add(state[0], items))
 
     def sample() -> Any:
-        state[1], drawn = draw(*state)
-        return jax.block_until_ready(drawn)
+        state[1:] = jax.block_until_ready(draw(*state))
+        return state[2]
 
     return insert, sample
+
+
+def _zeros(draw: Callable, *args: Any) -> Any:
+    """What the first draw may write over: like what it gives."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, *args)[-1])
 
 
 # --- draws with their new priorities written back ---------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What is put into a replay and drawn from it, on every side of benchmarks/replay.py. Needs NumPy alone."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,3 +37,21 @@ def rate(step: Callable[[], Any], *, each: int, seconds: float, warm_up: int = 3
         step()
         done += each
     return done / passed
+
+
+def rates_in_turn(
+    steps: Mapping[str, Callable[[], Any]], *, each: int, seconds: float, turns: int = 10
+) -> dict[str, float]:
+    """Of each of several sides what `rate` says of one, over as many seconds, which it has in parts: a side after the other."""
+    done, passed = dict.fromkeys(steps, 0), dict.fromkeys(steps, 0.0)
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    for _ in range(turns):
+        for name, step in steps.items():
+            began, calls = time.perf_counter(), 0
+            while (now := time.perf_counter() - began) < seconds / turns:
+                step()
+                calls += 1
+            done[name], passed[name] = done[name] + calls * each, passed[name] + now
+    return {name: done[name] / passed[name] for name in steps}

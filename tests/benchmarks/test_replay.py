@@ -19,7 +19,10 @@ def asked(monkeypatch):
     def process(python, module, request):
         told.append((module.rpartition(".")[2], request))
         names = map(str, request["num_items"]) if request.get("what") == "curve" else [*replay.WHAT, "bytes"]
-        return {"sample": dict.fromkeys(names, RATES[told[-1][0]]), "versions": {"dm-reverb": "0"}}
+        sample = dict.fromkeys(names, RATES[told[-1][0]])
+        if "sides" in request:
+            sample = dict.fromkeys(request["sides"], sample)
+        return {"sample": sample, "versions": {"dm-reverb": "0"}}
 
     monkeypatch.setattr(replay, "_process", process)
     return told
@@ -43,10 +46,10 @@ def test_sides_bars_and_results(asked, monkeypatch, tmp_path, capsys, device):
         assert printed.count("inserts, rlexp / reverb: 4; at least 3: yes") == 3
         assert printed.count("uniform, rlexp, host / reverb: 4; at least 3: yes") == 3
     assert "draws a second of 10,000,000 items: 600; at least 250000: NO" in printed
-    first = [request.get("side", module) for module, request in asked[: 6 if gpu else 8]]
-    assert first == [*["rlexp", "rlexp, host", "flashbax"], *([] if gpu else ["reverb_run"])] * 2
-    same = [{k: v for k, v in request.items() if k not in ("what", "side")} for _, request in asked[:2]]
-    assert same[0] == same[1]
+    compiled = ("rlexp", "rlexp, host", "flashbax")
+    first = [request.get("sides", module) for module, request in asked[: 2 if gpu else 4]]
+    assert first == [compiled, *([] if gpu else ["reverb_run"])] * 2
+    assert [request["seed"] for _, request in asked[:4]] == ([0, 1, 0, 1] if gpu else [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize("num_bytes", replay.SIZES)
