@@ -46,9 +46,10 @@ def test_sides_bars_and_results(asked, monkeypatch, tmp_path, capsys, device):
         assert printed.count("inserts, rlexp / reverb: 4; at least 3: yes") == 3
         assert printed.count("uniform, rlexp, host / reverb: 4; at least 3: yes") == 3
     assert "draws a second of 10,000,000 items: 600; at least 250000: NO" in printed
-    compiled = ("rlexp", "rlexp, host", "flashbax")
+    ours, host, peer = "rlexp", "rlexp, host", "flashbax"
     first = [request.get("sides", module) for module, request in asked[: 2 if gpu else 4]]
-    assert first == [compiled, *([] if gpu else ["reverb_run"])] * 2
+    by_reverb = [] if gpu else ["reverb_run"]
+    assert first == [[ours, host, peer], *by_reverb, [host, peer, ours], *by_reverb]
     assert [request["seed"] for _, request in asked[:4]] == ([0, 1, 0, 1] if gpu else [0, 0, 1, 1])
 
 
