@@ -10,7 +10,8 @@ from rlexp.config import ConfigError, CountOrZero, Host, Jobs, Steps, schema
 from rlexp.hydra_internals import check_number
 from rlexp.sources.base import is_host, stepping
 from rlexp.sweep import traced
-from rlexp.sweep.population import Factor, Fraction, written
+from rlexp.sweep.parameters import Factor, written
+from rlexp.sweep.population import Fraction
 from rlexp.sweep.space import Space, draw
 from rlexp.sweep.sweepers import Batches, Sweep, Sweeper, Trial
 
@@ -32,8 +33,8 @@ class Config:
     """truncation: the worst go on as copies of the best; tournament: each as a copy of a random other one, if that is better."""
     fraction: Host[Fraction]
     """Of truncation: the share of the members that are the worst, and that are the best."""
-    explore: Host[Literal["perturb", "resample"]]
-    """What a copy gets for each parameter: a value near its parent's, or one drawn from the space."""
+    explore: Host[Literal["perturb", "resample", "pb2"]]
+    """What a copy gets for each parameter: a value near its parent's, one drawn from the space, or (pb2) by what others brought."""
     factor: Host[Factor]
     """Of perturb: by which share more or less; of a linear interval's width, and to the next one of choices."""
     seed: Host[CountOrZero]

@@ -29,7 +29,7 @@ from rlexp.storage import checkpoint, store
 from rlexp.sweep import leaderboard, stretches
 from rlexp.sweep.leaderboard import Entry
 from rlexp.sweep.lineage import GENERATION, PARENT, PREFIX
-from rlexp.sweep.population import Explore, Factor, Parameter, explored, parameters_of, told_of
+from rlexp.sweep.parameters import Explore, Factor, Parameter, explored, parameters_of, told_of
 from rlexp.training.between import Between, Finished, Leave, Moment, Origin, Told
 
 _RETURN, _STD = "eval/return_mean", "eval/return_std"

@@ -2,8 +2,9 @@
 whose returns are low go on as copies of better ones (exploit), with other hyperparameters (explore).
 
 `sweeper=pbt` makes the members, and gives each this part as its `between`. All choices are made on the host, by numbers that
-depend on nothing but the seed, the environment steps, the member, the parameter and the returns: so a killed population makes
-the same ones again, on any number of devices. A run that is gone on with alone is a population of one, which changes nothing.
+depend on nothing but the seed, the environment steps, the member, the parameter and the returns (with `pb2` those of earlier
+exchanges too, which checkpoints hold): so a killed population makes the same ones again, on any number of devices. A run that
+is gone on with alone is a population of one, which changes nothing.
 
 Deviations from the paper: a copy is made of a member that is better, never of an equal; a parameter with a linear interval is
 perturbed by a share of its width, since a factor would never leave 0, and would throw a discount of 0.99 to its bound.
@@ -19,32 +20,17 @@ import numpy as np
 from pydantic import Field
 
 from rlexp.config import Config as Whole
-from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Positive, Steps, Text, parse, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Number, Steps, Text, schema
 from rlexp.experiment import Experiment
 from rlexp.sources.base import Place
-from rlexp.sweep import stretches
-from rlexp.sweep.lineage import GENERATION, PARENT, PREFIX
-from rlexp.sweep.space import Choices, Interval, Space
+from rlexp.sweep import bandit, stretches
+from rlexp.sweep.lineage import GENERATION, PARENT
+from rlexp.sweep.parameters import Explore, Factor, Parameter, explored, name_of, parameters_of, told_of
 from rlexp.training.between import Between, Exchange, Moment, Told
 
 _SAID = 8  # copies in a line
 
 Fraction = Annotated[Number, Field(gt=0, le=0.5)]
-Factor = Annotated[Number, Field(gt=0, lt=1)]
-Explore = Literal["perturb", "resample"]
-
-
-@schema
-class Parameter:
-    """A parameter of the space, as `sweeper.space` was read; of bounds or choices the other is null."""
-
-    key: Text
-    low: Number | None
-    high: Number | None
-    log: Flag
-    step: Positive | None
-    whole: Flag
-    choices: list[Number] | None
 
 
 @schema
@@ -64,34 +50,14 @@ class Config:
     """truncation: the worst go on as copies of the best; tournament: each as a copy of a random other one, if that is better."""
     fraction: Fraction
     """Of truncation: the share of the members that are the worst, and that are the best."""
-    explore: Explore
-    """What a copy gets for each parameter: a value near its parent's, or one drawn from the space."""
+    explore: Literal["perturb", "resample", "pb2"]
+    """What a copy gets for each parameter: a value near its parent's, one drawn from the space, or (pb2) by what others brought."""
     factor: Factor
     """Of perturb: by which share more or less; of a linear interval's width, and to the next one of choices."""
     seed: CountOrZero
     """Of all choices."""
     space: list[dict[str, Any]]
     """The parameters."""
-
-
-def written(space: Space) -> list[dict[str, Any]]:
-    """A space in the form of `Config.space`. Raises ConfigError for choices that are no numbers."""
-    return [_written(key, parameter) for key, parameter in space.items()]
-
-
-def _written(key: str, parameter: Interval | Choices) -> dict[str, Any]:
-    if isinstance(parameter, Interval):
-        return {"key": key, **parameter._asdict(), "choices": None}
-    try:
-        choices = [float(value) for value in parameter.values]
-    except ValueError as error:
-        raise ConfigError(f"sweeper.space.{key}.choices: {error}; expected numbers") from error
-    return {"key": key, "low": None, "high": None, "log": False, "step": None, "whole": False, "choices": choices}
-
-
-def parameters_of(space: Sequence[Mapping[str, Any]]) -> list[Parameter]:
-    """Raises ConfigError."""
-    return [parse(dict(given), Parameter, f"between.space.{number}")[0] for number, given in enumerate(space)]
 
 
 def make(config: Config) -> Between:
@@ -109,13 +75,17 @@ def make(config: Config) -> Between:
             {**moment.told[parent], GENERATION: moment.told[member][GENERATION] + 1, PARENT: parent}
             for member, parent in enumerate(parents)
         ]
-        for member in (m for m, parent in enumerate(parents) if parent != m):
-            for p in parameters:
-                rng = _rng(config, moment, "explore", member, p.key)
-                value = told[member][_name(p.key)]
-                told[member][_name(p.key)] = explored(p, value, rng, explore=config.explore, factor=config.factor)
-        settings = {p.key: [one[_name(p.key)] for one in told] for p in parameters}
-        return Exchange(parents, settings, told, _words(moment, parents, told))
+        copies = [member for member, parent in enumerate(parents) if parent != member]
+        remembered = None
+        if config.explore == "pb2":
+            remembered = bandit.remembered(parameters, moment, parents)
+            settings = _by_bandit(config, parameters, moment, copies, remembered)
+        else:
+            settings = [_by_chance(config, config.explore, parameters, moment, m, told[m]) for m in copies]
+        for member, own in zip(copies, settings, strict=True):
+            told[member] |= {name_of(key): value for key, value in own.items()}
+        all_settings = {p.key: [one[name_of(p.key)] for one in told] for p in parameters}
+        return Exchange(parents, all_settings, told, _words(moment, parents, told), remembered)
 
     return Between(
         exchange=exchange, begin=begin, check=lambda experiment, members: _check(config, experiment, members)
@@ -192,63 +162,32 @@ def _words(moment: Moment, parents: Sequence[int], told: Sequence[Told]) -> str:
 # --- with which settings -----------------------------------------------------------------------------------------------
 
 
-def explored(p: Parameter, value: float, rng: random.Random, *, explore: Explore, factor: float) -> float:
-    """What a copy has of a parameter, whose parent has this value; within its bounds, also in float32."""
-    if explore == "resample":
-        return _held(p, _drawn(p, rng))
-    up = rng.random() < 0.5
-    if (choices := p.choices) is not None:
-        at = min(range(len(choices)), key=lambda i: abs(choices[i] - value))
-        return _held(p, choices[min(max(at + (1 if up else -1), 0), len(choices) - 1)])
-    sign, grid = 1 if up else -1, p.step or (1.0 if p.whole else None)
-    change = factor * (value if p.log else _bounds(p)[1] - _bounds(p)[0])
-    if grid is None:
-        return _held(p, value + sign * change)
-    origin = 0.0 if p.log else _bounds(p)[0]
-    steps = round((value - origin) / grid) + sign * max(1, round(change / grid))
-    return _held(p, origin + steps * grid)
+def _by_chance(
+    config: Config, explore: Explore, parameters: Sequence[Parameter], moment: Moment, member: int, told: Told
+) -> dict[str, float]:
+    """Of a copy of which that is told that is told of its parent."""
+    found = {}
+    for p in parameters:
+        rng = _rng(config, moment, "explore", member, p.key)
+        found[p.key] = explored(p, told[name_of(p.key)], rng, explore=explore, factor=config.factor)
+    return found
 
 
-def _drawn(p: Parameter, rng: random.Random) -> float:
-    if p.choices is not None:
-        return p.choices[math.floor(rng.random() * len(p.choices))]
-    low, high = _bounds(p)
-    return float(Interval(low, high, p.log, p.step, p.whole).draw(rng))
-
-
-def _bounds(p: Parameter) -> tuple[float, float]:
-    assert p.low is not None and p.high is not None
-    return p.low, p.high
-
-
-def _held(p: Parameter, value: float) -> float:
-    """As the program has it, in float32, within the bounds also after it was rounded to that."""
-    if p.choices is not None:
-        return _in_float32(value)
-    low, high = _bounds(p)
-    rounded = np.float32(min(max(value, low), high))
-    if float(rounded) < low:  # in float64: NumPy would round the bound too
-        rounded = np.nextafter(rounded, np.float32(np.inf))
-    if float(rounded) > high:
-        rounded = np.nextafter(rounded, np.float32(-np.inf))
-    return float(rounded)
-
-
-def _in_float32(value: float) -> float:
-    return float(np.float32(value))
-
-
-def told_of(config: Whole, parameters: Sequence[Parameter]) -> Told:
-    """The parameters as a configuration has them, in the words of a metric line."""
-    return {_name(p.key): _in_float32(_value(config, p.key)) for p in parameters}
-
-
-def _value(config: Whole, path: str) -> float:
-    node: Any = config
-    for name in path.split("."):
-        node = node[name] if isinstance(node, Mapping) else vars(node)[name]
-    return float(node)
-
-
-def _name(key: str) -> str:
-    return f"{PREFIX}/{key}"
+def _by_bandit(
+    config: Config,
+    parameters: Sequence[Parameter],
+    moment: Moment,
+    copies: Sequence[int],
+    remembered: Mapping[str, Any],
+) -> list[dict[str, float]]:
+    """Of all copies."""
+    if not copies:
+        return []
+    going = [
+        [told[name_of(p.key)] for p in parameters]
+        for member, told in enumerate(moment.told)
+        if member not in copies and np.isfinite(moment.returns[member])
+    ]
+    return bandit.chosen(
+        parameters, remembered["stretches"], going, len(copies), lambda key: _rng(config, moment, "pb2", key)
+    )

@@ -14,7 +14,7 @@ from rlexp.sources.base import is_host, stepping
 from rlexp.storage import rundir, store
 from rlexp.sweep import leaderboard, manifest, pods, stretches, traced
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.population import Explore, Factor, written
+from rlexp.sweep.parameters import Explore, Factor, written
 from rlexp.sweep.space import Space, draw
 from rlexp.sweep.sweepers import Batches, Result, Sweep, Sweeper, Trial
 

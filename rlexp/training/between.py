@@ -33,6 +33,7 @@ class Moment(NamedTuple):
     env_steps: int
     returns: np.ndarray  # [members]; NaN for one that has failed or left
     told: Sequence[Told]
+    remembered: Any = None  # by the last exchange; None where there was none
 
 
 class Exchange(NamedTuple):
@@ -42,6 +43,9 @@ class Exchange(NamedTuple):
     settings: Mapping[str, Sequence[float]]  # {path of a traced setting: [members]}, as a configuration has it
     told: Sequence[Told]
     words: str = ""  # for people, where anything was copied
+    remembered: Any = (
+        None  # for the next exchange, in the form of JSON: what no metric line has. Each checkpoint holds it
+    )
 
 
 class Origin(NamedTuple):

@@ -28,7 +28,7 @@ def acting(hook: Between, traced: Traced, pack: Pack) -> Act:
         found = hook.exchange(pack.moment(update))
         if found is None:
             return run
-        pack.told = [dict(told) for told in found.told]
+        pack.told, pack.remembered = [dict(told) for told in found.told], found.remembered
         if found.words:
             pack.progress.note(found.words)
         return copy(run, np.asarray(found.parents, np.int32), _scaled(found, pack))

@@ -45,6 +45,7 @@ class Start(NamedTuple):
     had_ended: bool  # a run alone: it may have all that it is to have
     agent_steps: list[int] | None  # transitions so far; None where they were not counted
     told: list[Told] | None  # of each, what stands in its lines; None where it begins
+    remembered: Any  # by the last exchange; None where there was none
     num_lines: int | None  # of metrics, of each that is trained still; None where the checkpoint does not say
 
 
@@ -64,6 +65,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
             had_ended=False,
             agent_steps=None,
             told=None,
+            remembered=None,
             num_lines=0,
         )
     alone = len(experiments) == 1
@@ -79,6 +81,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
         had_ended=alone and bool(ended),
         agent_steps=meta.get("agent_steps"),
         told=meta.get("told"),
+        remembered=meta.get("remembered"),
         num_lines=meta.get("num_lines"),
     )
 
@@ -114,6 +117,7 @@ class Pack:
         self.objectives, self.num_lines = start.objectives, start.num_lines
         self.agent_steps = start.agent_steps
         self.told: list[Told] = [{} for _ in members]  # in the lines of each
+        self.remembered = start.remembered
         self.failed, self.ended = start.failed | lost, start.ended  # member -> why it is trained no more
         for i in self.failed.keys() & self.loggers:
             self.progress.fail(self._here.index(i))
@@ -138,7 +142,8 @@ class Pack:
 
     def moment(self, update: int) -> Moment:
         """The evaluation after this update, as what acts between chunks is told of it."""
-        return Moment(self.lead.env_steps(update - 1), self.lead.env_steps(update), self.returns(), self.told)
+        before, now = self.lead.env_steps(update - 1), self.lead.env_steps(update)
+        return Moment(before, now, self.returns(), self.told, self.remembered)
 
     def count(self, transitions: list[int] | None) -> None:
         """Adds those of a chunk, of each member; None where the source does not count them."""

@@ -156,7 +156,7 @@ class Saves:
         meta |= {
             key: meta[key] and [meta[key][i] for i in going] for key in ("objectives", "agent_steps", "told", "members")
         }
-        meta |= {"failed": {}, "ended": {}, "replay": True, NARROWED: self._directory.name}
+        meta |= {"failed": {}, "ended": {}, "replay": True, "remembered": None, NARROWED: self._directory.name}
         del meta["pack_devices"]  # as many as suit the fewer members
         known = [x for x in meta["objectives"] if x is not None]
         folder = store.checkpoints(narrower(going))
@@ -178,6 +178,7 @@ class Saves:
             "objectives": [pack.objectives[i]],
             "members": [self._fingerprints[i]],
             "failed": {},
+            "remembered": None,
         }
         meta = self._meta(update) | alone | {"ended": {0: pack.ended[i]} if i in pack.ended else {}}
         try:
@@ -196,6 +197,7 @@ class Saves:
             "objectives": self._pack.objectives,
             "agent_steps": self._pack.agent_steps,
             "told": self._pack.told,
+            "remembered": self._pack.remembered,
             "num_lines": self._pack.num_lines,
             "total_updates": lead.total_updates,
             "num_shards": lead.num_shards,

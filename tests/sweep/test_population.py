@@ -24,7 +24,8 @@ from rlexp.sweep import packs, pbt
 from rlexp.sweep.lineage import GENERATION, PARENT
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, apart
-from rlexp.sweep.population import Config, make, written
+from rlexp.sweep.parameters import written
+from rlexp.sweep.population import Config, make
 from rlexp.sweep.space import Choices, Interval
 from rlexp.sweep.sweepers import Sweep, Sweeper
 from rlexp.training import changes, program
@@ -168,16 +169,17 @@ WORK = (
 )  # fmt: skip
 
 
-def member(number: int, *overrides: str) -> experiment.Experiment:
+def member(number: int, *overrides: str, explore: str = "perturb") -> experiment.Experiment:
     node, _ = compose.compose_node(["logger=quiet", "compilation_cache=null", *WORK, f"seed={number}", *overrides])
-    node["between"] = vars(config(4, {LR: SPACE[LR], PAY: Interval(0.5, 90.0, True, None, False)}, fraction=0.5))
+    space = {LR: SPACE[LR], PAY: Interval(0.5, 90.0, True, None, False)}
+    node["between"] = vars(config(4, space, fraction=0.5, explore=explore))
     node["env"] = {"module": "traced_paying", "params": {"pay": 1.0 + number}}
     node["algo"]["hp"]["lr"] = 1e-3 * (1 + number)
     return experiment.build(node)
 
 
-def members(*overrides: str) -> list[experiment.Experiment]:
-    return [member(number, *overrides) for number in range(4)]
+def members(*overrides: str, explore: str = "perturb") -> list[experiment.Experiment]:
+    return [member(number, *overrides, explore=explore) for number in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -239,10 +241,10 @@ def trained(
     stop: Stop | None = None,
     resume: bool = False,
     devices: int = 1,
+    explore: str = "perturb",
 ) -> list[Any]:
-    found = [
-        Member(one, directory / str(i), f"{i:08d}") for i, one in enumerate(members(f"hardware.pack_devices={devices}"))
-    ]
+    made = members(f"hardware.pack_devices={devices}", explore=explore)
+    found = [Member(one, directory / str(i), f"{i:08d}") for i, one in enumerate(made)]
     for one in found:
         one.dir.mkdir(parents=True, exist_ok=True)
     home = directory / "pack"
@@ -306,6 +308,24 @@ def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, t
         assert_same(tmp_path / str(i), undisturbed / str(i))
 
 
+def test_a_killed_bandit_makes_the_same_choices_again(traced, tmp_path):
+    """It goes by all exchanges before, which no line has."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    trained(whole, traced, explore="pb2")
+    trained(killed, traced, explore="pb2", stop=StopAfter(3))
+    meta = checkpoint.latest_meta(store.checkpoints(killed / "pack"))
+    of_one = checkpoint.latest_meta(store.checkpoints(killed / "2"))
+    assert meta is not None and of_one is not None and of_one["remembered"] is None
+    assert [row[0] for row in meta["remembered"]["stretches"]] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [s["status"] for s in trained(killed, traced, explore="pb2", resume=True)] == ["finished"] * 4
+    for i in range(4):
+        assert_same(killed / str(i), whole / str(i))
+    rates = {line[f"population/{LR}"] for i in range(4) for line in rows(whole / str(i))[-1:]}
+    assert rates - {np.float32(1e-3 * (1 + i)) for i in range(4)}
+    alone = checkpoint.latest_meta(store.checkpoints(whole / "2"))  # nothing is exchanged where one goes on alone
+    assert alone is not None and alone["remembered"] is None
+
+
 @pytest.mark.slow
 def test_four_devices_make_the_same_choices(undisturbed, paying, tmp_path):
     assert [s["status"] for s in trained(tmp_path, None, devices=4)] == ["finished"] * 4
@@ -366,6 +386,7 @@ def pbt_of(directory: Path, *overrides: str) -> Sweeper:
         (["seed=4_000_000_000"], r"seed: 4000000000 is not allowed; expected less than 1073741824"),
         (["sweeper.fraction=0.6"], r"sweeper\.fraction: 0\.6 is not allowed; expected less than or equal to 0\.5"),
         (["sweeper.selection=truncated"], r'sweeper\.selection: .*did you mean "truncation"'),
+        (["sweeper.explore=pb3"], r'sweeper\.explore: .*did you mean "pb2"'),
     ],
 )
 def test_a_population_that_cannot_be_is_told_in_a_line(more, told, tmp_path):

@@ -66,7 +66,8 @@ class Found(NamedTuple):
         lists = [key for key in ("members", "objectives", "agent_steps", "told") if meta.get(key) is not None]
         each = {key: meta[key][self.member : self.member + 1] for key in lists}
         out = {key: meta.get(key, {}).get(str(self.member)) for key in ("failed", "ended")}
-        return meta | each | {key: {"0": how} if how else {} for key, how in out.items()}
+        out = {key: {"0": how} if how else {} for key, how in out.items()}
+        return meta | each | out | {"remembered": None}  # which is of all members
 
 
 def candidates(directory: AnyPath) -> list[Found]:
