@@ -22,7 +22,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     common += ["eval.num_episodes=16", "eval.at_start=false", *SPACE]
     sides = {
         "all": ["sweeper=random", f"sweeper.num_trials={trials}", "eval.every_env_steps=null"],
-        "asha": ["sweeper=asha", f"sweeper.trials={trials}", f"eval.every_env_steps={rung}"],
+        "asha": ["sweeper=asha", f"sweeper.num_trials={trials}", f"eval.every_env_steps={rung}"],
     }
 
     def side(name: str) -> Sample:

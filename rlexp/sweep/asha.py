@@ -13,7 +13,7 @@ from rlexp.sources.base import is_host, stepping
 from rlexp.sweep import rungs, traced
 from rlexp.sweep.rungs import Rungs
 from rlexp.sweep.space import Space, draw, read
-from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial, how_many
 
 _AT_ONCE = 16  # where neither sweeper.batch nor launcher.max_pack says it
 
@@ -23,8 +23,6 @@ class Config:
     """Asynchronous successive halving."""
 
     module: Host[str]
-    trials: Host[Jobs]
-    """Trials in all. With a larger number the same line goes on."""
     batch: Host[Count | None]
     """Trials that train at once, which are compared with each other and with all before; null: launcher.max_pack, or 16."""
     min_steps: Host[Steps | None]
@@ -37,10 +35,15 @@ class Config:
     """The same seed draws the same trials."""
     space: Host[dict[str, Any]]
     """What is searched: {key: {low, high, log, step} or {choices}}."""
+    num_trials: Host[Jobs] = 64
+    """Trials in all. With a larger number the same line goes on."""
+    trials: Host[Jobs | None] = None
+    """What num_trials was called here: if it is given it counts."""
 
 
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Raises ConfigError."""
+    number = how_many(config.num_trials, config.trials)
     rungs.check(sweep, "sweeper=asha")
     plan = rungs.plan(sweep, min_steps=config.min_steps, reduction=config.reduction, num_brackets=config.brackets)
     space = read(config.space, sweep.intervals, sweep.config, sweep.options)
@@ -50,8 +53,8 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
     def batches() -> Batches:
         searches = [Search(config, space, Rungs(sweep.directory, plan, number)) for number in range(len(sweep.grid))]
         done, first = 0, 0  # trials of each search, jobs
-        while done < config.trials:
-            size = searches[0].rungs.size(min(wanted, config.trials - done))
+        while done < number:
+            size = searches[0].rungs.size(min(wanted, number - done))
             results = yield [(*job, *trial) for s, job in _each(searches, sweep) for trial in s.batch(size)]
             parts = [results[i * size : (i + 1) * size] for i in range(len(searches))]
             for search, part in zip(searches, parts, strict=True):

@@ -4,6 +4,7 @@ All that it knows is in `optuna.sqlite` in the sweep's directory, each change at
 that were asked and not told are run under the same numbers.
 """
 
+import dataclasses
 import importlib
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from rlexp.config import ConfigError, Count, CountOrZero, Host, Jobs, Steps, loa
 from rlexp.sweep import halving, manifest, rungs
 from rlexp.sweep.rungs import Rungs
 from rlexp.sweep.space import Choices, Interval, Space, read
-from rlexp.sweep.sweepers import OPEN, Batches, Open, Refused, Result, Rolling, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import OPEN, Batches, Open, Refused, Result, Rolling, Sweep, Sweeper, Trial, how_many
 
 NAME = "optuna.sqlite"
 STUDY = "rlexp"
@@ -46,6 +47,8 @@ class Config:
     is taken at each multiple of it."""
     reduction: Host[Count] = 3
     """Of hyperband: one of so many goes on from a rung to the next one, which is as many times further."""
+    trials: Host[Jobs | None] = None
+    """Another name of num_trials, by which asha called it once: if it is given it counts."""
 
 
 def make(config: Config, sweep: Sweep) -> Sweeper:
@@ -54,6 +57,7 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
     Raises:
       ConfigError: a wrong space, Optuna is not installed, or the sampler cannot search this space.
     """
+    config = dataclasses.replace(config, num_trials=how_many(config.num_trials, config.trials))
     space = read(config.space, sweep.intervals, sweep.config, sweep.options)
     if sweep.config.run != "train":
         raise ConfigError(f"run: {sweep.config.run} has no objective, which sweeper=optuna needs; allowed: train")

@@ -63,3 +63,11 @@ class Sweeper(NamedTuple):
     redraws: bool = True  # whether others take the places of trials that are refused; else all are refused with one
     rolling: Rolling | None = None  # in place of batches
     per_slot: int = 1  # of `rolling`: trials that train together
+
+
+def how_many(num_trials: int, trials: int | None) -> int:
+    """`sweeper.num_trials`, or `sweeper.trials`, by which asha alone called it once; either is understood by all searches."""
+    if trials is None:
+        return num_trials
+    print(f"sweeper.trials: {trials} is taken for sweeper.num_trials, as it is called now", flush=True)
+    return trials

@@ -41,7 +41,7 @@ SAMPLES: list[tuple[Line, list[str]]] = [
                 "-m sweeper=tournament sweeper.population=60000 algo.hp.lr=interval(1e-4,1e-3)",
                 ["600000 jobs", "100000"],
             ),
-            ("-m sweeper=asha sweeper.trials=1e9 algo.hp.lr=interval(1e-4,1e-3)", ["sweeper.trials", "100000"]),
+            ("-m sweeper=asha sweeper.num_trials=1e9 algo.hp.lr=interval(1e-4,1e-3)", ["sweeper.num_trials", "100000"]),
             ("-m launcher.workers=1e9", ["launcher.workers", "4096"]),
             ("source=actors env=gymnasium/cartpole algo.source.num_actors=1e9", ["algo.source.num_actors", "4096"]),
             ("env=wrapped env.frame_stack=1e9", ["env.frame_stack", "256"]),

@@ -21,7 +21,7 @@ LINE = (
     *("algo.hp.lr=tag(log, interval(1e-4, 1e-2))", "eval.num_episodes=8", "eval.every_env_steps=640"),
     *("total_env_steps=5120", "checkpoint.every_updates=10"),
 )
-ASHA = ("sweeper=asha", "sweeper.trials=6", "sweeper.batch=4", "sweeper.reduction=2")
+ASHA = ("sweeper=asha", "sweeper.num_trials=6", "sweeper.batch=4", "sweeper.reduction=2")
 
 
 def ends(directory: Path) -> list[tuple[list[str], str, float | None]]:

@@ -29,7 +29,7 @@ SHORT = ("env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "tota
 # --- asha --------------------------------------------------------------------------------------------------
 
 LINE = (
-    "sweeper=asha", "sweeper.trials=10", "sweeper.batch=4", "eval.every_env_steps=1000", "total_env_steps=16_000",
+    "sweeper=asha", "sweeper.num_trials=10", "sweeper.batch=4", "eval.every_env_steps=1000", "total_env_steps=16_000",
     "algo.hp.lr=tag(log, interval(1e-4, 1e-2))",
 )  # fmt: skip
 
@@ -68,6 +68,7 @@ def test_each_batch_is_told_of_those_before(tmp_path, capsys):
         (tmp_path / str(i) / jsonl.NAME).write_text("")
     searched(tmp_path, "sweeper.trials=12")
     assert [job.overrides for job in jobs(tmp_path)][:10] == before and len(jobs(tmp_path)) == 12
+    assert "sweeper.trials: 12 is taken for sweeper.num_trials" in capsys.readouterr().out
 
 
 def test_each_value_of_the_command_line_is_a_search_of_its_own(tmp_path, capsys):

@@ -32,6 +32,13 @@ def test_random_draws_the_same_jobs_again_and_more_of_them(tmp_path, capsys):
         search(tmp_path / "a", *line, "sweeper.num_trials=1", "sweeper.seed=1")
 
 
+@pytest.mark.parametrize("sweeper", ["random", "optuna"])
+def test_the_number_of_trials_has_the_name_that_asha_gave_it_too(sweeper, tmp_path, capsys):
+    search(tmp_path, f"sweeper={sweeper}", LR, "sweeper.trials=3", objective=lambda overrides: 1.0)
+    assert len(jobs(tmp_path)) == 3
+    assert "sweeper.trials: 3 is taken for sweeper.num_trials" in capsys.readouterr().out
+
+
 # --- what cannot be run ------------------------------------------------------------------------------------------------
 
 MINIBATCHES = "algo.num_minibatches=interval(3, 9)"  # of 512 rows: 4 and 8 divide them
