@@ -4,9 +4,10 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlexp.loggers import jsonl
 from rlexp.loggers.base import Logger, Row, RunInfo
@@ -34,91 +35,95 @@ def _import_soon() -> None:
 
     def imports() -> None:
         with contextlib.suppress(Exception):
-            import matplotlib.backends.backend_agg
-            import matplotlib.figure  # noqa: F401
+            from rlexp.loggers import canvas  # noqa: F401
 
     threading.Thread(target=imports, name="curve", daemon=True).start()
 
 
 def draw(run_dir: Path, *, title: str = "") -> Path | None:
-    """Draws `curve.png` from `metrics.jsonl`; None, and no file, where there is nothing to draw yet.
-
-    It uses matplotlib's objects and never pyplot: no global state, no window, no change to a notebook's settings.
-    """
+    """Draws `curve.png` from `metrics.jsonl`; None, and no file, where there is nothing to draw yet."""
     rows = jsonl.read(run_dir / jsonl.NAME)
     evaluated = _points(rows, "eval/return_mean")
     trained = _points(rows, "train/return_mean")
-    if not evaluated and not trained:
+    if not len(evaluated) and not len(trained):
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.ticker import EngFormatter
-    from matplotlib.transforms import blended_transform_factory
-
-    # Each part has its place: to find one anew, matplotlib measures all of a picture twice, which takes as long as to draw it.
-    figure = Figure(figsize=(_WIDTH / 150, _HEIGHT / 150), dpi=150, facecolor="white")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.add_axes((0, 0, 1, 1))
-    if evaluated:
-        steps, returns, stds = zip(*evaluated, strict=True)
-        marker = "o" if len(steps) <= 40 else ""  # more would hide the line
-        axes.plot(steps, returns, color=_EVAL, linewidth=2, marker=marker, markersize=4, label="evaluation", zorder=3)
-        low = [r - s for r, s in zip(returns, stds, strict=True)]
-        high = [r + s for r, s in zip(returns, stds, strict=True)]
-        axes.fill_between(
-            steps, low, high, color=_EVAL, alpha=0.15, linewidth=0, zorder=1, label="± 1 std over episodes"
-        )
-    if trained:
-        steps, returns, _ = zip(*trained, strict=True)
-        axes.plot(steps, returns, color=_TRAIN, linewidth=1.2, alpha=0.9, label="training", zorder=2)
-    if title:
-        above_the_legend = {"y": 1.0, "pad": 26}
-        axes.set_title(title, loc="left", color=_INK, fontsize="large", parse_math=False, **above_the_legend)
-    axes.set_xlabel("environment steps", color=_INK)
-    axes.set_ylabel("return", color=_INK)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.tick_params(colors=_INK, length=0)
-    axes.margins(x=0.02)
-    axes.set_position(_place(axes, canvas.get_renderer(), FontProperties(size="medium")))
-    axes.xaxis.set_label_coords(0.5, 28 / _HEIGHT, blended_transform_factory(axes.transAxes, figure.transFigure))
-    axes.yaxis.set_label_coords(26 / _WIDTH, 0.5, blended_transform_factory(figure.transFigure, axes.transAxes))
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(_GRID)
-    axes.legend(frameon=False, labelcolor=_INK, loc="lower left", bbox_to_anchor=(-0.015, 1.0), ncols=3)
+    picture = _picture(evaluated, trained, title)
     # Beside its place first, then in one step: a viewer never sees half a picture.
     draft = run_dir / f".{NAME}.tmp"
     try:
-        canvas.print_png(draft, pil_kwargs={"compress_level": 3})  # a third faster than 6, a few kB more
+        draft.write_bytes(picture)
         os.replace(draft, run_dir / NAME)
     finally:
         draft.unlink(missing_ok=True)  # a full disk
     return run_dir / NAME
 
 
-def _place(axes: Any, renderer: Any, font: Any) -> tuple[float, float, float, float]:
-    """Of the axes: with room for the longest label on their left, and for what the last one has beyond their end."""
-    left, right, bottom, top = 44.0, 9.0, 64, 78  # pixels
+def _picture(evaluated: np.ndarray, trained: np.ndarray, title: str) -> bytes:
+    """A PNG."""
+    from rlexp.loggers.canvas import Canvas, axis
 
-    def labels(axis: Any) -> Iterator[tuple[float, float]]:
-        """Where each is that will be seen, from 0 to 1, and its width."""
-        ticks, (low, high) = axis.get_majorticklocs(), axis.get_view_interval()
-        for label, tick in zip(axis.get_major_formatter().format_ticks(ticks), ticks, strict=True):
-            if low <= tick <= high:
-                width, *_ = renderer.get_text_width_height_descent(label, font, ismath=False)
-                yield (tick - low) / (high - low), width
+    canvas = Canvas(_WIDTH, _HEIGHT)
+    low, high = evaluated[:, 1] - evaluated[:, 2], evaluated[:, 1] + evaluated[:, 2]
+    across = axis(np.concatenate([evaluated[:, 0], trained[:, 0]]), margin=0.02, suffixes=True)
+    up = axis(np.concatenate([low, evaluated[:, 1], high, trained[:, 1]]), margin=0.05)
 
-    height = 1 - (bottom + top) / _HEIGHT
-    axes.set_position((0, bottom / _HEIGHT, 1, height))  # ticks are chosen by it
-    left += max((width for _, width in labels(axes.yaxis)), default=0)
-    right += max((width / 2 - (1 - where) * (_WIDTH - left - right) for where, width in labels(axes.xaxis)), default=0)
-    return left / _WIDTH, bottom / _HEIGHT, 1 - (left + max(right, 9)) / _WIDTH, height
+    # Room for the longest label on the left, and for what the last one has beyond the end.
+    bottom, top = 64, _HEIGHT - 78
+    left = 44 + max((canvas.width(name) for _, name in up.ticks), default=0)
+    room = ((at - 1) * (_WIDTH - left - 9) + canvas.width(name) / 2 for at, name in across.ticks)
+    right = _WIDTH - 9 - max(0, *room)
+
+    def place(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """[points, 2] in pixels."""
+        return np.stack([left + across.place(x) * (right - left), bottom + up.place(y) * (top - bottom)], axis=-1)
+
+    for at, name in across.ticks:
+        x = left + at * (right - left)
+        canvas.line([(x, bottom), (x, top)], _GRID, 0.8, crisp=True)
+        canvas.text((x, bottom - 7), name, _INK, x="middle", y="top")
+    for at, name in up.ticks:
+        y = bottom + at * (top - bottom)
+        canvas.line([(left, y), (right, y)], _GRID, 0.8, crisp=True)
+        canvas.text((left - 7, y), name, _INK, x="right", y="middle")
+    canvas.text(((left + right) / 2, 28), "environment steps", _INK, x="middle", y="top")
+    name = f"return ({up.factor})" if up.factor else "return"
+    canvas.text((21, (bottom + top) / 2), name, _INK, x="middle", upright=True)
+    if title:
+        canvas.text((left, top + 54), title, _INK, size="large")
+
+    place_of_name, height = left + 5, top + 24  # in the legend
+
+    def named(name: str) -> tuple[Any, Any]:
+        """Puts a name into the legend; gives where its line is to begin."""
+        nonlocal place_of_name
+        at = place_of_name
+        canvas.text((at + 58, height), name, _INK)
+        place_of_name += 58 + canvas.width(name) + 42
+        return at, height + 7
+
+    if len(evaluated):
+        line, (x, y) = place(evaluated[:, 0], evaluated[:, 1]), named("evaluation")
+        band = [*place(evaluated[:, 0], low), *place(evaluated[:, 0], high)[::-1]]
+        canvas.area(band, _EVAL, alpha=0.15)
+        marked = [*line, (x + 21, y)] if len(line) <= 40 else []  # more would hide the line
+        of_evaluation = [line, [(x, y), (x + 42, y)]]
+        x, y = named("± 1 std over episodes")
+        canvas.area([(x, y - 7), (x + 42, y - 7), (x + 42, y + 8), (x, y + 8)], _EVAL, alpha=0.15)
+    else:
+        of_evaluation, marked = [], []
+    if len(trained):
+        x, y = named("training")
+        for one in (place(trained[:, 0], trained[:, 1]), [(x, y), (x + 42, y)]):
+            canvas.line(one, _TRAIN, 1.2, alpha=0.9)
+    canvas.line([(left, bottom), (right, bottom)], _GRID, 0.8, crisp=True)
+    for one in of_evaluation:
+        canvas.line(one, _EVAL, 2.0)
+    canvas.dots(marked, _EVAL, 4.0)
+    return canvas.png()
 
 
-def _points(rows: list[Row], name: str) -> list[tuple[Any, float, float]]:
-    """(env_steps, mean, std) of the rows that have the metric."""
+def _points(rows: list[Row], name: str) -> np.ndarray:
+    """[rows that have the metric, 3]: env_steps, mean, std."""
     std = name.replace("_mean", "_std")
-    return [(row["env_steps"], row[name], row.get(std) or 0.0) for row in rows if row.get(name) is not None]
+    found = [(row["env_steps"], row[name], row.get(std) or 0.0) for row in rows if row.get(name) is not None]
+    return np.array(found, np.float64).reshape(-1, 3)
