@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlexp import kinds
 from rlexp.config import ConfigError, nearest
-from rlexp.hydra_internals import Callbacks, failures_untold
+from rlexp.hydra_internals import Callbacks, application, failures_untold, quick_jobs
 from rlexp.overrides import in_quotes, override_group, override_key
 from rlexp.sources import chosen
 from rlexp.storage import store
@@ -179,7 +179,12 @@ def run(given: Composed, run_dir: Path, task: Callable[[DictConfig], Any], *, qu
             failure.append(error)
             raise
 
-    with failures_untold(), one_line(), writing(Path(run_dir, ".hydra")):  # or a handler in hydra.job_logging is none
+    with (
+        failures_untold(),
+        one_line(),
+        quick_jobs(),
+        writing(Path(run_dir, ".hydra")),
+    ):  # or a handler in hydra.job_logging is none
         callbacks = Callbacks(config)
         callbacks.on_run_start(config=config, config_name="config")
         returned = run_job(
@@ -317,7 +322,7 @@ def without_hydra(config: DictConfig) -> dict[str, Any]:
     ):  # the group has no part of its own: its files set keys of all others
         raise ConfigError(f"experiment={experiment}: this file does not begin with the line `# @package _global_`")
     with one_line():
-        node = plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+        node = plain(application(config))
     return chosen.with_memory(node)
 
 

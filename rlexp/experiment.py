@@ -74,7 +74,7 @@ def build(
     dtype = load_module(modules["precision"], "precision").make(config.precision)
     env_module = load_module(modules["env"], "env")
     source_module = load_module(modules["algo.source"], "algo.source")
-    settings = Settings(_traced(config.env, "params", "env"), _traced(config.algo.source, "hp", "algo.source"))
+    settings = _settings(config)
 
     own = Shared()  # until the modules have made theirs
 
@@ -153,15 +153,6 @@ def build(
             f"total_env_steps: {config.total_env_steps} are {total_updates} updates of {env_steps_per_update} environment steps; "
             f"at most {most} can be counted"
         )
-    hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
-    if "lr_scaling" in _fields(config.algo):
-        missing = [name for name in ("num_envs", "base_num_envs") if name not in _fields(config.algo)]
-        if missing := [*missing, *(() if "lr" in hp else ("hp.lr",))]:
-            raise ConfigError(
-                f"algo.lr_scaling: {modules['algo']} has no {' and no '.join(missing)}, which it is made of"
-            )
-        hp["lr"] *= lr_factor(config)
-    hp["total_updates"] = float(total_updates)
     return Experiment(
         config=config,
         node=dict(node),
@@ -171,7 +162,7 @@ def build(
         on_host=on_host,
         env_of=env_of,
         source_of=source_of,
-        hp=hp,
+        hp=_hyperparameters(config, modules, total_updates),
         settings=settings,
         shared=own,
         num_shards=num_shards,
@@ -180,6 +171,34 @@ def build(
         prefill_env_steps=prefill,
         total_updates=total_updates,
     )
+
+
+def alike(lead: Experiment, node: Mapping[str, Any], parsed: tuple[Config, dict[str, str]]) -> Experiment:
+    """Another member of the lead's pack, which differs from it in data of the program alone: its parts are the same.
+
+    Args:
+      parsed: what `parse` made of the node.
+    """
+    config, modules = parsed
+    own = _hyperparameters(config, modules, lead.total_updates)
+    return lead._replace(config=config, node=dict(node), modules=modules, hp=own, settings=_settings(config))
+
+
+def _settings(config: Config) -> Settings:
+    return Settings(_traced(config.env, "params", "env"), _traced(config.algo.source, "hp", "algo.source"))
+
+
+def _hyperparameters(config: Config, modules: Mapping[str, str], total_updates: int) -> dict[str, float]:
+    """Raises ConfigError where they cannot be scaled as they are to be."""
+    hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
+    if "lr_scaling" in _fields(config.algo):
+        missing = [name for name in ("num_envs", "base_num_envs") if name not in _fields(config.algo)]
+        if missing := [*missing, *(() if "lr" in hp else ("hp.lr",))]:
+            raise ConfigError(
+                f"algo.lr_scaling: {modules['algo']} has no {' and no '.join(missing)}, which it is made of"
+            )
+        hp["lr"] *= lr_factor(config)
+    return hp | {"total_updates": float(total_updates)}
 
 
 def _check_place(modules: Mapping[str, str], env: Any, stepping_module: Any, on_host: bool) -> None:

@@ -16,7 +16,7 @@ from rlexp.loading import load
 from rlexp.loggers import RunInfo
 from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
-from rlexp.sameness import resume_fingerprint
+from rlexp.sameness import pack_key, resume_fingerprint
 from rlexp.storage import rundir, store
 from rlexp.training import between, host, memory
 from rlexp.training.evaluate import episode_means
@@ -28,6 +28,9 @@ class CheckFailed(RuntimeError):
 
 
 EXPECTED = (CheckFailed, Diverged, OSError, jax.errors.JaxRuntimeError)
+
+
+_fits = set[tuple[str, int, int]]()  # what this process has seen to fit: a program, its members, the memory
 
 
 @contextlib.contextmanager
@@ -90,8 +93,10 @@ def prepare(
         return experiment
     if experiment.on_host and config.run == "train" and not elsewhere:
         experiment.source_of(experiment.settings).check()
-    if not elsewhere:
+    fits = pack_key(node), pack, hardware.machine_bytes()
+    if not elsewhere and fits not in _fits:  # of a pack it is asked again when that trains
         memory.check(experiment, hardware.make(config.hardware), pack)
+        _fits.add(fits)
     if meta and config.run == "train" and config.checkpoint.restore == "all":
         wanted = resume_fingerprint(config, modules, experiment.num_shards)
         check_same(meta["members"][0]["fingerprint"], wanted)

@@ -23,6 +23,7 @@ from yaml import YAMLError
 
 from rlexp.config import ConfigError
 from rlexp.storage import store
+from rlexp.written import yaml_of
 
 PACKAGES = (
     "rlexp",
@@ -269,10 +270,10 @@ def describe(
 ) -> None:
     """Writes config.yaml, overrides.yaml and environment.json; a resumed run adds a line to the list of its starts."""
     known: dict[str, Any] = read_json(run_dir / "environment.json") or {"starts": []}
-    text = OmegaConf.to_yaml(OmegaConf.create(node))
+    text = yaml_of(node)
     _keep_edited(run_dir / "config.yaml", known.get("config_sha256"), text)
     _write(run_dir / "config.yaml", text)
-    _write(run_dir / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
+    _write(run_dir / "overrides.yaml", yaml_of(list(overrides)))
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

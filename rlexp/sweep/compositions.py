@@ -4,8 +4,7 @@ A job that gives other values to the same settings as an earlier one differs fro
 cannot depend on them. So it is a copy of that one, with its own values put in as Hydra puts them in.
 """
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,7 +20,7 @@ class Compositions:
     def __init__(self, loader: Any, master: DictConfig):
         self._loader, self._master = loader, master
         self._parser = OverridesParser.create()
-        self._first: dict[tuple[str, ...], DictConfig] = {}  # of each set of settings
+        self._first: dict[tuple[str, ...], Callable[[], DictConfig]] = {}  # of each set of settings
 
     def of(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration of a job. Raises ConfigError for all that Hydra and OmegaConf complain of."""
@@ -35,7 +34,7 @@ class Compositions:
         composed = compose.told_in_one_line(lambda o: self._loader.load_sweep_config(self._master, o), overrides)
         choices = composed.hydra.runtime.choices  # with groups that only the search path knows
         if all(_is_leaf(composed, o.key_or_group) and o.key_or_group not in choices for o in values):
-            self._first[settings] = copy.deepcopy(composed)
+            self._first[settings] = hydra_internals.copies(composed)
         return composed
 
     def _values(self, parsed: Sequence[Override]) -> list[Override]:
@@ -58,13 +57,26 @@ class Compositions:
     def _is_group(self, override: Override) -> bool:
         return self._loader.repository.group_exists(override.key_or_group)
 
-    def _with_values(self, first: DictConfig, parsed: Sequence[Override], values: list[Override]) -> DictConfig:
-        composed = copy.deepcopy(first)
+    def _with_values(
+        self, first: Callable[[], DictConfig], parsed: Sequence[Override], values: list[Override]
+    ) -> DictConfig:
+        composed = first()
         hydra_internals.apply_values(values, composed)
         own = [o for o in parsed if not o.is_hydra_override()]
         composed.hydra.overrides.task = [o.input_line for o in own]
         hydra_internals.set_override_dirname(own, composed)
         return composed
+
+
+_latest: tuple[Any, DictConfig, Compositions] | None = None
+
+
+def compositions(loader: Any, master: DictConfig) -> Compositions:
+    """Those of a sweep, whoever asks for them: the sweeper, which looks at one job, and the launcher."""
+    global _latest
+    if _latest is None or _latest[0] is not loader or _latest[1] is not master:
+        _latest = loader, master, Compositions(loader, master)
+    return _latest[2]
 
 
 def _is_leaf(config: DictConfig, key: str) -> bool:

@@ -13,9 +13,10 @@ from omegaconf import DictConfig, open_dict
 
 from rlexp import compose, endings
 from rlexp.config import Config, ConfigError, as_read, load_module, parse
+from rlexp.hydra_internals import quick_jobs
 from rlexp.storage import store
 from rlexp.sweep import places
-from rlexp.sweep.compositions import Compositions
+from rlexp.sweep.compositions import Compositions, compositions
 from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, fingerprint, grouped, name, without_launcher
@@ -59,12 +60,11 @@ def _launch(
     rolling: Callable[[Prepare[list[Job]]], list[list[Job]]] | None = None,
 ) -> list[JobReturn]:
     config = launcher.config
-    compositions = Compositions(launcher.hydra_context.config_loader, config)
-
+    composer = compositions(launcher.hydra_context.config_loader, config)
     given = dict(enumerate(job_overrides, first))
 
     def compose_job(number: int) -> DictConfig:
-        return _compose(compositions, given[number], number)
+        return _compose(composer, given[number], number)
 
     if launcher.pack == "off" or "launcher" not in config:  # as Hydra's own launcher, and for any application
         composed = [compose_job(number) for number in given]
@@ -154,8 +154,8 @@ def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_mani
       jobs: of all batches.
       size: of a batch.
     """
-    compositions = Compositions(plugin.hydra_context.config_loader, plugin.config)
-    made = [_job(_compose(compositions, one, number), one) for number, one in enumerate(jobs)]
+    composer = compositions(plugin.hydra_context.config_loader, plugin.config)
+    made = [_job(_compose(composer, one, number), one) for number, one in enumerate(jobs)]
     sweep_dir = Path(str(plugin.config.hydra.sweep.dir)).absolute()
     if not has_manifest:
         places.check_apart({job.number: job.dir for job in made}, sweep_dir)
@@ -212,11 +212,11 @@ def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
         session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most, pack=size)
 
 
-def _compose(compositions: Compositions, overrides: Sequence[str], number: int) -> DictConfig:
-    composed = compositions.of(overrides)
-    with open_dict(composed):
-        composed.hydra.job.id = str(number)
-        composed.hydra.job.num = number
+def _compose(composer: Compositions, overrides: Sequence[str], number: int) -> DictConfig:
+    composed = composer.of(overrides)
+    job = composed.hydra.job
+    with open_dict(job):  # of the whole it would take as long as to copy it
+        job.id, job.num = str(number), number
     return composed
 
 
@@ -237,7 +237,7 @@ def _directory(composed: DictConfig) -> Path:
 def _run_job(launcher: Any, composed: DictConfig, task: Callable[[DictConfig], Any]) -> JobReturn:
     """Hydra's own: writes .hydra/, calls the callbacks, and catches what the task raises."""
     try:
-        with compose.writing(_directory(composed) / ".hydra"):
+        with compose.writing(_directory(composed) / ".hydra"), quick_jobs():
             returned = run_job(
                 hydra_context=launcher.hydra_context,
                 task_function=task,

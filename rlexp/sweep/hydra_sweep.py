@@ -16,6 +16,7 @@ from rlexp import compose, hints, hydra_internals
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
 from rlexp.storage import rundir
 from rlexp.sweep import hydra_jobs, places
+from rlexp.sweep.compositions import compositions
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
 from rlexp.sweep.sweepers import OPEN, Batches, Open, Result, Sweep, Sweeper, Trial
@@ -242,10 +243,7 @@ def _interval(override: Override) -> Mapping[str, Any]:
 
 
 def _node(plugin: Any, overrides: Sequence[str]) -> dict[str, Any]:
-    loader = plugin.hydra_context.config_loader
-    return compose.without_hydra(
-        compose.told_in_one_line(lambda o: loader.load_sweep_config(plugin.config, o), overrides)
-    )
+    return compose.without_hydra(compositions(plugin.hydra_context.config_loader, plugin.config).of(overrides))
 
 
 def _why_not(plugin: Any, jobs: Sequence[Sequence[str]]) -> str | None:

@@ -60,7 +60,7 @@ def train(
         home = pack[0].dir if len(pack) == 1 else folder
         first = _on_as_many_devices(pack[0], home)
         lead = session.prepare(first.node, first.config, first.modules, None, num_members=len(pack), pack=len(pack))
-        built = [lead, *(experiments.build(job.node) for job in pack[1:])]
+        built = [lead, *(experiments.alike(lead, job.node, (job.config, job.modules)) for job in pack[1:])]
         left = leavers(pack, built, folder)
         if len(left) == len(pack):
             _each_alone(pack, left, sweep_dir, record, stop=stop, programs=programs)

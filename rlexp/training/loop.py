@@ -191,6 +191,7 @@ class Reports:
         chunk, self._waiting = self._waiting, None
         if chunk is None:
             return
+        self._saves.ready()  # the devices are at work
         jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
         now = time.perf_counter()
         seconds, self._fetched = now - self._fetched, now

@@ -1,5 +1,6 @@
 """What a program is, and what all of them are made of, whether their environments are compiled or run on the host."""
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,34 @@ class Traced(NamedTuple):
     refill: Callable[[Run, int], Run]
     # The same for as many other members, which differ in data only: they are compiled once for all.
     with_members: Callable[[Sequence[Experiment]], "Traced"]
+
+
+def compiled_beside(lowered: jax.stages.Lowered) -> Callable[[], jax.stages.Compiled]:
+    """Compiles in a thread, or loads from the cache, while the next program is traced; gives what waits for it, and raises what
+    it raised. XLA needs none of Python for it. Several processes may have to compile in one order, and do.
+    """
+    if jax.process_count() > 1:
+        compiled = lowered.compile()
+        return lambda: compiled
+    done: list[jax.stages.Compiled] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            done.append(lowered.compile())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="compile", daemon=True)
+    thread.start()
+
+    def result() -> jax.stages.Compiled:
+        thread.join()
+        if failures:
+            raise failures[0]
+        return done[0]
+
+    return result
 
 
 # What a resumed run says whose environments run on the host.

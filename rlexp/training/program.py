@@ -24,6 +24,7 @@ from rlexp.training.parts import (
     Program,
     Run,
     Traced,
+    compiled_beside,
     learn_from,
     member_data,
     refill_key,
@@ -138,10 +139,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return chunk.lower(abstract_run, count, abstract_shared)
 
     @functools.cache
-    def executables() -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    def executables() -> tuple[Callable[[], jax.stages.Compiled], Callable[[], jax.stages.Compiled]]:
         placed = jax.device_put(member_data(experiments), per_member)
         begin = jax.jit(begin_all, out_shardings=(shardings, per_member)).lower(*placed, abstract_shared)
-        return begin.compile(), lower_chunk().compile()
+        return compiled_beside(begin), compiled_beside(lower_chunk())
 
     compile_evaluation = evaluation(experiments, layout, abstract_run, placed_shared)
 
@@ -149,6 +150,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         def compile_all() -> Program:
             began = time.perf_counter()
             (begin, chunk), play = executables(), compile_evaluation(members)
+            begin, chunk = begin(), chunk()
             placed, shared = jax.device_put(member_data(members), per_member), placed_shared()
             return Program(
                 begin=lambda: begin(*placed, shared),

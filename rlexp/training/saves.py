@@ -88,7 +88,7 @@ class Saves:
         ]
         self._writer = self._checkpoint.make(self._config, store.checkpoints(directory))
         self.update, self._saved = update, time.perf_counter()  # of the last save
-        self.wait, self.close = self._writer.wait, self._writer.close
+        self.wait, self.close, self.ready = self._writer.wait, self._writer.close, self._writer.ready
 
     def point_here(self) -> None:
         """Makes the checkpoints of the pack those of its members too."""

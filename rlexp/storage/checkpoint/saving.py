@@ -32,6 +32,8 @@ class Checkpointer(NamedTuple):
     save: Callable[[int, PyTree, dict[str, Any], float | None], None]
     wait: Callable[[], None]  # until all is on the disk; raises OSError if it could not be written
     close: Callable[[], None]  # waits, and ends the threads
+    # Makes ready for the first save, which imports Orbax: a quarter of a second, for which the devices may have work.
+    ready: Callable[[], None] = lambda: None
 
 
 def make(config: Config, directory: AnyPath) -> Checkpointer:
@@ -42,7 +44,6 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
     """
     if not config.enabled:
         return Checkpointer(lambda update, run, meta, metric: None, lambda: None, lambda: None)
-    ocp = orbax()
     if not (remote := store.is_remote(directory)):
         directory = Path(directory).absolute()
         if why := unusable(directory):
@@ -60,21 +61,32 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
     writing = 0  # the update that is being written
     new_place = not inherited  # where nobody has opened anything yet
 
-    kept = [ocp.checkpoint_managers.LatestN(config.keep_last), _KeepBest(config.keep_best, metrics)]
-    options = ocp.CheckpointManagerOptions(
-        preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(kept),
-        lightweight_initialize=True,
-        # Named processes meet at a barrier of the coordination service, unnamed ones in a collective on the devices.
-        multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count()))),
-        create=False,
-        async_options=ocp.options.AsyncOptions(
-            # Called in the background when all files are written, before the rename.
-            post_finalization_callback=lambda: write_checksums(writing),
-            # Else threads wait five minutes for directories that another thread could not make.
-            create_directories_asynchronously=False,
-        ),
-    )
-    manager = ocp.CheckpointManager(directory, options=options)
+    opened: list[Any] = []  # Orbax's manager, once it is needed
+
+    def manager() -> Any:
+        if not opened:
+            ocp = orbax()
+            kept = [ocp.checkpoint_managers.LatestN(config.keep_last), _KeepBest(config.keep_best, metrics)]
+            every = set(range(jax.process_count()))
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(kept),
+                lightweight_initialize=True,
+                # Named processes meet at a barrier of the coordination service, unnamed ones in a collective on the devices.
+                multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=every),
+                create=False,
+                async_options=ocp.options.AsyncOptions(
+                    # Called in the background when all files are written, before the rename.
+                    post_finalization_callback=lambda: write_checksums(writing),
+                    # Else threads wait five minutes for directories that another thread could not make.
+                    create_directories_asynchronously=False,
+                ),
+            )
+            opened.append(ocp.CheckpointManager(directory, options=options))
+        return opened[0]
+
+    def ready() -> None:
+        with told_in_one_line(directory):
+            manager()
 
     def write_checksums(update: int) -> None:
         name = str(update) if remote else f"{update}{steps.TEMPORARY}*"  # about to be renamed
@@ -88,16 +100,17 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
         score = described["metric"]
         with told_in_one_line(directory):
             make_way(update)
-            if update in manager.all_steps():
+            if update in manager().all_steps():
                 return
-            manager.wait_until_finished()
+            manager().wait_until_finished()
             writing = update
             if score is not None:
                 metrics[update] = score
-            items = ocp.args.Composite(run=ocp.args.PyTreeSave(run), meta=ocp.args.JsonSave(described))
-            manager.save(update, args=items, force=True)
+            args = orbax().args
+            items = args.Composite(run=args.PyTreeSave(run), meta=args.JsonSave(described))
+            manager().save(update, args=items, force=True)
             if new_place:
-                manager.wait_until_finished()
+                manager().wait_until_finished()
                 _open_once(directory / str(update), run)
                 new_place = False
 
@@ -109,23 +122,25 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
             later.remove(update)
         if later:
             steps.set_aside(directory, later)
-            manager.reload()
+            manager().reload()
 
     def wait() -> None:
         with told_in_one_line(directory):
-            manager.wait_until_finished()
+            for one in opened:
+                one.wait_until_finished()
 
     def close() -> None:
         try:
             wait()
         finally:
             with told_in_one_line(directory):
-                manager.close()
+                for one in opened:
+                    one.close()
             if not remote and jax.process_count() == 1:
                 with contextlib.suppress(OSError):
                     steps.remove_leftovers(directory)  # of a save that found the disk full
 
-    return Checkpointer(save, wait, close)
+    return Checkpointer(save, wait, close, ready)
 
 
 def put(
