@@ -14,7 +14,7 @@ from benchmarks.measure import Sample, Say, alternate, run, spread, table, verdi
 
 TASKS = {
     "CartPole": ["env=envpool/cartpole", "algo=ppo", "algo.num_envs=64", "algo.num_steps=128"],
-    "Pong": ["env=envpool/pong", "algo=ppo", "network=cnn", "algo.num_envs=32", "algo.num_steps=128"],
+    "Pong": ["env=envpool/pong", "algo=ppo", "network=cnn", "algo.num_envs=32", "algo.num_steps=32"],
     "HalfCheetah": ["env=envpool/half_cheetah", "algo=ppo", "algo.num_envs=64", "algo.num_steps=64"],
 }
 BOUNDS = {"host": 0.75, "actors": 0.85, "inference": 0.75}  # shares of the bound
@@ -23,7 +23,7 @@ SIDES = ("environments", "learner", *BOUNDS)
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """Each sample is a process of its own."""
-    seconds = 0.5 if quick else 15.0
+    seconds = 0.5 if quick else 3.0
     samples: dict[str, dict[str, list[Sample]]] = {}
     results: dict[str, Any] = {}
     platform = _platform()

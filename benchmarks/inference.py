@@ -20,7 +20,7 @@ NUM_ENVS, NUM_STEPS = 256, 20  # of all actors; an unroll
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """Each sample is a process with so many workers, all on this machine."""
-    seconds = 0.5 if quick else 5.0
+    seconds = 0.5 if quick else 2.0
     samples: dict[str, dict[str, list[Sample]]] = {}
     results: dict[str, Any] = {}
     for name, (shape, dtype, num_envs) in MESSAGES.items():
