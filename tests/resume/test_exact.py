@@ -26,7 +26,9 @@ ALGORITHMS = {
         "checkpoint.every_updates=40",
     ),
 }
+ALGORITHMS["c51"] = ("algo=c51", *ALGORITHMS["dqn"][1:])
 ALGORITHMS["rainbow"] = ("experiment=rainbow", *ALGORITHMS["dqn"][1:])
+ALGORITHMS["r2d2"] = ("algo=r2d2", *ALGORITHMS["dqn"][1:])  # and what acting remembered
 ALGORITHMS |= {  # actions that they draw, and a memory that is not full
     name: (f"algo={name}", "env=gymnax/pendulum", "algo.num_steps=32", "checkpoint.every_updates=40")
     for name in ("sac", "td3")
@@ -63,7 +65,7 @@ def kill_after(cwd: Path, run_dir: Path, update: int, number: int, *arguments: s
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("dqn", "rainbow", "sac", "td3"))]
+    "name", ["ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("c51", "dqn", "r2d2", "rainbow", "sac", "td3"))]
 )
 def test_killed_and_resumed_is_the_undisturbed_run(name, tmp_path):
     arguments = (*SHORT, *ALGORITHMS[name])

@@ -97,8 +97,16 @@ def test_a_greedy_record_is_another_and_nothing_is_overwritten(greedy):
 # --- learning from it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["hdf5", pytest.param("arrow", marks=pytest.mark.slow)])
-def test_resumed_it_is_the_run_that_never_stopped(kind, place, tmp_path):
+@pytest.mark.parametrize(
+    ("algo", "kind"),
+    [
+        ("algo=bc", "hdf5"),
+        pytest.param("algo=bc", "arrow", marks=pytest.mark.slow),
+        pytest.param("algo=iql", "hdf5", marks=pytest.mark.slow),
+        pytest.param("algo=decision_transformer", "hdf5", marks=pytest.mark.slow),
+    ],
+)
+def test_resumed_it_is_the_run_that_never_stopped(algo, kind, place, tmp_path):
     """In the middle of an epoch, with the reading in pools; to the bit."""
     given = bc(
         f"algo.source.memory_bytes={2000 if kind == 'hdf5' else '1G'}",
@@ -106,6 +114,7 @@ def test_resumed_it_is_the_run_that_never_stopped(kind, place, tmp_path):
         "algo.hp.lr=0.02",
         kind=kind,
     )
+    given[given.index("algo=bc")] = algo
     train(tmp_path / "whole", *given)
     train(tmp_path / "cut", *given, stop=StopAfter(3))
     assert rundir.read_json(tmp_path / "cut/0/summary.json")["status"] == "stopped"

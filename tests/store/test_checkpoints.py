@@ -133,7 +133,7 @@ def test_a_member_reads_its_part_of_the_pack(folder, root, tmp_path):
     checkpoint.point_to_pack(config(), own, folder, 1)
     alone = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), build(0))
     found = checkpoint.restore(own, alone, warn=never)
-    assert found.meta == meta | {"members": ["b"], "objectives": [2.0], "ended": {}}
+    assert found.meta == meta | {"members": ["b"], "objectives": [2.0], "ended": {}, "remembered": None}
     assert same(found.run, jax.tree.map(lambda x: x[1:], build(3)))
     checkpoint.put(config(), own, 4, jax.tree.map(lambda x: x[1:], build(4)), {"at": 4}, None)
     assert checkpoint.latest_meta(own) == {"at": 4}
