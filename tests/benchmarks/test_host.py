@@ -18,8 +18,8 @@ SAMPLES = {
 
 @pytest.mark.parametrize(("platform", "bound"), [("cpu", 2500), ("gpu", 1 / 3e-4)])
 def test_sides_bounds_and_results(monkeypatch, tmp_path, capsys, platform, bound):
-    def run(command, timeout_s):
-        del timeout_s
+    def run(command, timeout_s, env=None):
+        del timeout_s, env
         if "-c" in command:
             return f"{platform}\n", 0.0
         asked = json.loads(command[-1])
