@@ -176,7 +176,7 @@ def test_workers_are_jobs_of_submitit_too(tmp_path, monkeypatch):
         gc.get_objects()
     ):  # submitit does not await what it has started, which Python would complain of in another test
         if isinstance(one, subprocess.Popen) and one.returncode is None and "submitit" in str(one.args):
-            one.wait(timeout=20)
+            one.wait(timeout=60)
 
 
 def test_a_job_that_is_not_in_slurms_queue_has_ended(tmp_path, monkeypatch):
