@@ -14,7 +14,7 @@ from benchmarks.measure import BENCH, Sample, Say, alternate, run, spread, table
 
 TASKS = {
     "CartPole": ["env=envpool/cartpole", "algo=ppo", "algo.num_envs=64", "algo.num_steps=128"],
-    "Pong": ["env=envpool/pong", "algo=ppo", "network=cnn", "algo.num_envs=32", "algo.num_steps=32"],
+    "Pong": ["env=envpool/pong", "algo=ppo", "network=nature_cnn", "algo.num_envs=32", "algo.num_steps=32"],
     "HalfCheetah": ["env=envpool/half_cheetah", "algo=ppo", "algo.num_envs=64", "algo.num_steps=64"],
 }
 BOUNDS = {"host": 0.75, "actors": 0.85, "inference": 0.75}  # shares of the bound

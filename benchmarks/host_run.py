@@ -12,6 +12,7 @@ import numpy as np
 from rlexp import compose, experiment
 from rlexp.envs.base import action_struct
 from rlexp.experiment import Experiment
+from rlexp.machine import process
 from rlexp.training import program
 from rlexp.training.layout import layout_of
 from rlexp.training.metrics import mean
@@ -21,6 +22,7 @@ from rlexp.types import Discrete, TimeStep
 
 def main() -> None:
     """Measure what is asked for, print."""
+    process.keep_memory()  # as `python -m rlexp` does
     asked = json.loads(sys.argv[1])
     overrides = [*asked["overrides"], "logger=quiet", "shards=1"]
     measured = {"environments": environments, "learner": learner}.get(asked["side"])

@@ -1,14 +1,12 @@
 """Steps per second and final returns, against Rejax on the same work. Rejax has a virtual environment of its own."""
 
-import hashlib
 import json
-import sys
 from pathlib import Path
 
+from benchmarks import peers
 from benchmarks.measure import (
     BENCH,
     ROOT,
-    Failed,
     Ratio,
     Sample,
     Say,
@@ -150,22 +148,7 @@ def rejax_side(python: Path, work: Work | ReplayWork, *, seed: int, quick: bool 
 
 
 def environment(say: Say, *, gpu: bool = False) -> Path:
-    """The Python of Rejax's environment, which is made where it is missing or its requirements have changed.
-
-    Raises:
-      Failed: it cannot be made.
-    """
-    place = BENCH / ("rejax-gpu" if gpu else "rejax")
-    python, stamp = place / "bin" / "python", place / "requirements.sha256"
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
-    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
-        return python
-    say("making Rejax's environment; this takes a minute or two")
-    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]
-    try:
-        run([sys.executable, "-m", "venv", "--clear", str(place)], timeout_s=300)
-        run([str(python), *pip, *(["jax[cuda13]"] if gpu else [])], timeout_s=1800)
-    except Failed as error:
-        raise Failed(f"Rejax's environment cannot be made: {error}") from error
-    stamp.write_text(wanted)
-    return python
+    """The Python of Rejax's environment. Raises Failed where it cannot be made."""
+    return peers.environment(
+        "rejax-gpu" if gpu else "rejax", REQUIREMENTS, say, more=["jax[cuda13]"] if gpu else []
+    )

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.replay_work import columns, rate, rates_in_turn, weights
+from rlexp.machine import process
 from rlexp.replay import ring as rings
 from rlexp.replay import selectors, sums, table
 from rlexp.replay.columns import Storage
@@ -29,6 +30,7 @@ EXPONENT = 0.6
 
 def main() -> None:
     """Measure what is asked for, print."""
+    process.keep_memory()  # as `python -m rlexp` does
     asked = json.loads(sys.argv[1])
     measure = {"rates": rates, "curve": curve, "host bandwidth": host_bandwidth}[asked.pop("what")]
     device = jax.devices()[0]

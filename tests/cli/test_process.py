@@ -42,6 +42,36 @@ def test_printing_never_fails(tmp_path, redirected):
     assert (tmp_path / "own").read_text() == "mine"
 
 
+FREES = """
+import resource, threading
+from rlexp.machine import process
+process.prepare()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bytearray(100_000_000)
+    found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+found = []
+for where in (lambda: faults(), lambda: faults(), *[lambda: (t := threading.Thread(target=faults)).start() or t.join()] * 2):
+    where()
+print(*found)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is Linux's")
+def test_memory_that_is_freed_is_kept():
+    """In threads too, which are XLA's; but not where the user has set glibc's own variables."""
+    pages = 100_000_000 // 4096
+
+    def found(more):
+        command = [sys.executable, "-c", FREES]
+        said = subprocess.run(command, env=environment() | more, capture_output=True, text=True, timeout=60, check=True)
+        return [int(x) for x in said.stdout.split()]
+
+    first, *others = found({})
+    assert first > pages / 2 and max(others) < pages / 100
+    assert min(found({"MALLOC_MMAP_MAX_": "65536"})) > pages / 2
+
+
 @pytest.mark.parametrize("code", [0, 2, 7])
 def test_an_end_is_bounded(tmp_path, code):
     """A thread that waits for ever, as Orbax's have, does not keep the process."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import wandb_file
 from slurm_cluster import Cluster
 from support import assert_same, environment, hold_save, rlexp_command, rows
 
+from rlexp.sweep import optuna as optuna_sweeper
 from rlexp.sweep.manifest import Entry, Manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -401,3 +403,38 @@ def test_a_tournament_is_tasks_of_an_array(sweeps):
     board = [int(path.parent.name) for path in sweeps.directory.glob("sweep/leaderboard/0/*/*.json")]
     ages = [1 + rows(sweeps.directory / f"sweep/{e.dir}")[-1]["population/generation"] for e in sweeps.jobs()]
     assert ages[:3] == [1, 1, 1] and max(ages) > 1 and sorted(board) == sorted(set(ages))
+
+
+def test_optuna_asks_whenever_a_task_is_free(sweeps):
+    """One of two tasks is held while all others come and go at its side, and the parent dies in between: nothing is asked, or
+    trained, twice."""
+    line = (
+        "-m", "hydra.sweep.dir=sweep", *SMALL, "launcher=slurm", "launcher.cpus=2", "launcher.array_parallelism=2",
+        "sweeper=optuna", "sweeper.batch=async", "sweeper.num_trials=5", "algo.hp.lr=tag(log, interval(1e-4, 1e-2))",
+        "algo.num_epochs=1", "total_env_steps=640000", "checkpoint.every_updates=3000",
+    )  # fmt: skip
+
+    def finished() -> int:
+        return sum(entry.status == "finished" for entry in sweeps.jobs())
+
+    parent = sweeps.start(*line)
+    sweeps.wait(lambda: sweeps.starts() == 2, "two tasks to train")
+    found = subprocess.run(["pgrep", "-f", f"submitit.core._submit {sweeps.directory}"], capture_output=True, text=True)
+    held = next(int(pid) for pid in found.stdout.split() if Path(f"/proc/{pid}/comm").read_text().startswith("python"))
+    os.kill(held, signal.SIGSTOP)
+    try:
+        sweeps.wait(lambda: finished() >= 2, "others to end")
+        parent.kill()
+        parent.wait()
+        parent = sweeps.start(*line)
+        sweeps.wait(lambda: finished() == 4, "all others to end")
+        assert len(sweeps.in_slurm()) == 1
+    finally:
+        os.kill(held, signal.SIGCONT)
+    assert parent.wait(400) == 0, sweeps.said()
+    assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("finished", 1)] * 5
+    import optuna
+
+    storage = optuna_sweeper.storage(sweeps.directory / "sweep")
+    trials = optuna.load_study(study_name="rlexp", storage=storage).trials
+    assert [(t.state.name, t.value) for t in trials] == [("COMPLETE", e.objective) for e in sweeps.jobs()]
