@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks import (
     batch,
+    cleanrl,
     costs,
     devices,
     driving,
@@ -56,6 +57,7 @@ PARTS = {
     "rejax_replay": (rejax.measure_replay, 5),
     "host": (host.measure, 5),
     "inference": (inference.measure, 5),
+    "cleanrl": (cleanrl.measure, 5),
     "sources": (sources.measure, 8),
     "lag": (lag.measure, 1),
     "gpu": (gpu.measure, 8),
