@@ -1,7 +1,7 @@
 """PPO on EnvPool's Pong, against CleanRL's `ppo_atari_envpool_xla_jax_scan.py`, run as it is published.
 
 CleanRL is neither installed nor copied: its file is read from a checkout (`CLEANRL=DIR`, or a clone in .bench), in an environment
-of its own. Both sides count steps of the agent, four frames each, and are timed without what they compile, evaluations and checkpoints.
+of its own. Both sides count steps of the agent, four frames each, and are timed without compiling, evaluations and checkpoints.
 """
 
 import json
@@ -19,8 +19,8 @@ URL = "https://github.com/vwxyzjn/cleanrl"
 COMMIT = "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
 SCRIPT = "cleanrl/ppo_atari_envpool_xla_jax_scan.py"
 BOUND = 1.5  # of the steps per second of CleanRL
-SIZES = {"8 environments": (8, 128), "32 environments": (32, 64)}  # environments, steps; the first is what CleanRL takes
-UPDATES = 8
+SIZES = {"128 steps": (8, 128), "32 steps": (8, 32)}  # environments, steps of each; the first are what CleanRL takes
+UPDATES = 3
 SOURCES = ("host", "actors")
 
 
@@ -60,7 +60,9 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
 def told(name: str, samples: dict[str, list[Sample]]) -> dict[str, Any]:
     """Prints what was measured at one size; the same for the result file."""
     rows = [[side, *spread(samples[side], "env_steps")] for side in samples]
-    print(table(f"PPO on Pong, {name}, agent's steps a second", ["", "median", "least", "greatest"], rows))
+    print(
+        table(f"PPO on Pong, 8 environments, {name}, agent's steps a second", ["", "median", "least", "greatest"], rows)
+    )
     results: dict[str, Any] = {side: spread(samples[side], "env_steps")._asdict() for side in samples}
     for source in SOURCES:
         found = ratio(samples[source], samples["cleanrl"], "env_steps")

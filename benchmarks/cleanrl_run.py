@@ -10,20 +10,20 @@ import statistics
 import sys
 import types
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.struct
 import jax
 
 PACKAGES = ("envpool", "gym", "jax", "jaxlib", "flax", "optax", "numpy")
 RATE = "charts/SPS_update"  # steps per second of one update, its rollout included
-WARMUP = 2  # updates that compile
+WARMUP = 1  # an update, which compiles
 
 
 class Writer:
     """In the place of TensorBoard's."""
 
-    rates: list[float] = []
+    rates: ClassVar[list[float]] = []
 
     def __init__(self, *args: Any, **kwargs: Any):
         """Nothing is written."""

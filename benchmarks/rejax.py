@@ -149,6 +149,4 @@ def rejax_side(python: Path, work: Work | ReplayWork, *, seed: int, quick: bool 
 
 def environment(say: Say, *, gpu: bool = False) -> Path:
     """The Python of Rejax's environment. Raises Failed where it cannot be made."""
-    return peers.environment(
-        "rejax-gpu" if gpu else "rejax", REQUIREMENTS, say, more=["jax[cuda13]"] if gpu else []
-    )
+    return peers.environment("rejax-gpu" if gpu else "rejax", REQUIREMENTS, say, more=["jax[cuda13]"] if gpu else [])

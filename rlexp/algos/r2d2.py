@@ -160,6 +160,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         hp, length = state.hp, config.sequence_length
+        if not jax.tree.leaves(batch.memory):  # recorded data have none: nothing is remembered at the first row
+            batch = batch._replace(memory=q_net.carry(batch.weight.shape[0]))
         assert batch.trajectory.valid.shape[0] == length + 1, f"expected {length} transitions a sample"
         memory, target_memory = burnt_in(state.params, batch), burnt_in(state.target, batch)
         rows = jax.tree.map(lambda x: x[config.burn_in :], batch.trajectory)

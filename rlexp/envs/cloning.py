@@ -1,7 +1,8 @@
 """What a Gymnasium environment is like right now, as arrays of a fixed shape: another one goes on from there as it would have.
 
 An environment can be cloned that has `get_state()`, a tree of arrays and numbers, and `set_state(state)`; and Gymnasium's CartPole.
-Beside what these tell, its random numbers and its time are kept.
+Beside what these tell, its random numbers and its time are kept. One in other wrappers than Gymnasium's own three is not cloned: a
+stack of frames, say, would have those of another episode.
 """
 
 import dataclasses
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlexp.types import PyTree
+
+_STATELESS = ("OrderEnforcing", "PassiveEnvChecker", "TimeLimit")  # or with the time alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +92,7 @@ def stacked(states: Sequence[PyTree]) -> PyTree:
     if isinstance(first, Mapping):
         return {key: stacked([state[key] for state in states]) for key in first}
     if isinstance(first, list | tuple):
-        return type(first)(stacked(parts) for parts in zip(*states, strict=True))
+        return _like(first, [stacked(parts) for parts in zip(*states, strict=True)])
     return np.stack(states)
 
 
@@ -103,14 +106,21 @@ def _mapped(f: Callable[[Any], Any], tree: PyTree) -> PyTree:
     if isinstance(tree, Mapping):
         return {key: _mapped(f, value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_mapped(f, value) for value in tree)
+        return _like(tree, [_mapped(f, value) for value in tree])
     return f(tree)
 
 
+def _like(tree: Any, parts: Sequence[Any]) -> Any:
+    """A list, a tuple, or a named one."""
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+
+
 def _timed(game: Any) -> Any:
-    """The wrapper that counts the steps of an episode."""
+    """The wrapper that counts the steps of an episode; None where there is none, or one that may have a state of its own."""
+    found = None
     while game is not game.unwrapped:
-        if hasattr(game, "_elapsed_steps"):
-            return game
+        if type(game).__name__ not in _STATELESS:
+            return None
+        found = game if found is None and hasattr(game, "_elapsed_steps") else found
         game = game.env
-    return None
+    return found

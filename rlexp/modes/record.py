@@ -1,5 +1,6 @@
 """`run=record`: plays whole episodes with a trained policy, and writes them as a data set of Minari's."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,12 +75,20 @@ def _about(member: Member, agent: Agent, resume_dir: Any) -> dict[str, Any]:
 
 
 def _gymnasium_spec(module: str, config: Any) -> Any:
-    """Where the environment is one of Gymnasium's own: from it Minari's `recover_environment` makes it again."""
+    """Where the environment is one of Gymnasium's: from it Minari's `recover_environment` makes it again, as it was made here. None
+    where it cannot be written down, since a class and not its name was registered."""
     if module != "rlexp.envs.gymnasium":
         return None
     import gymnasium
 
-    return gymnasium.spec(config.id)
+    spec = copy.deepcopy(gymnasium.spec(config.id.rpartition(":")[2]))  # what stands before it was imported to make it
+    spec.kwargs |= config.kwargs
+    spec.max_episode_steps = config.max_episode_steps or spec.max_episode_steps
+    try:
+        spec.to_json()
+    except (TypeError, ValueError):
+        return None
+    return spec
 
 
 # --- playing -----------------------------------------------------------------------------------------------------------

@@ -86,12 +86,8 @@ def opened(path: str) -> Recorded:
         where = f"{data}: episode {numbers[index]}"
         with _told(where):
             episode = raw(numbers[index], *spaces, jpeg)
-            found = {
-                len(_leaf(episode.observations)) - 1,
-                len(_leaf(episode.actions)),
-                len(episode.rewards),
-                len(episode.terminations),
-            }
+            found = {len(x) - 1 for x in _leaves(episode.observations)} | {len(x) for x in _leaves(episode.actions)}
+            found |= {len(episode.rewards), len(episode.terminations)}
         if found != {int(lengths[index])}:
             raise Unreadable(
                 f"{where}: not whole: {lengths[index]} transitions, of which the columns have {sorted(found)}"
@@ -154,10 +150,10 @@ def _spaces(known: dict[str, Any], data: Path) -> tuple[Any, Any]:
     return storage.observation_space, storage.action_space
 
 
-def _leaf(tree: Any) -> Any:
-    while isinstance(tree, dict | tuple):
-        tree = next(iter(tree.values() if isinstance(tree, dict) else tree))
-    return tree
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict | tuple):
+        return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in _leaves(part)]
+    return [tree]
 
 
 # --- hdf5 --------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ epoch a shard puts its episodes in a new order, reads them in pools of a bounded
 order: a data set of any size is shuffled as far as memory allows, and one that fits is read once.
 """
 
+import contextlib
 import heapq
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ from rlexp.recorded.spaces import Reading
 from rlexp.types import Trajectory
 
 _AHEAD = 4  # batches that wait
+_WAIT_S = 600.0  # for a batch
+_END_S = 20.0
 _ROW_BYTES = 45  # of a row beside observation and action
 
 
@@ -59,7 +63,7 @@ def _rows(data: Recorded, read: Reading, index: int, *, returns_to_go: bool) -> 
             reward, ended = (np.asarray(x).astype(np.float32) for x in (episode.rewards, episode.terminations))
         if reward.ndim != 1 or ended.ndim != 1:
             raise ValueError("rewards and terminations that are not one number a row")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise Unreadable(f"{data.path}: episode {data.numbers[index]}: {error}") from error
     extras = {}
     if returns_to_go:
@@ -80,7 +84,7 @@ def _rows(data: Recorded, read: Reading, index: int, *, returns_to_go: bool) -> 
 
 
 def _and_one_more(x: np.ndarray) -> np.ndarray:
-    return np.concatenate([x, np.zeros_like(x[:1])])
+    return np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])  # also of an episode without transitions
 
 
 def gathered(pool: Pool, starts: np.ndarray, length: int) -> Trajectory:
@@ -174,8 +178,9 @@ def row_bytes(structs: Any) -> int:
 class Reader:
     """Prepares the batches of several shards side by side, a few ahead, in a thread."""
 
-    def __init__(self, orders: Sequence[Order], *, batch_size: int, position: int, epoch: int):
-        """`batch_size`: of each shard; `epoch`: the transitions of the largest one."""
+    def __init__(self, orders: Sequence[Order], *, batch_size: int, position: int, epoch: int, path: object):
+        """`batch_size`: of each shard; `epoch`: the transitions of the largest one; `path`: for words."""
+        self._path = path
         self.position, self._share = position, batch_size / epoch
         self._ready: queue.Queue[Any] = queue.Queue(_AHEAD)
         self._over = threading.Event()
@@ -184,8 +189,8 @@ class Reader:
         self._thread.start()
 
     def next(self) -> tuple[Trajectory, float]:
-        """(the next batch, epochs so far). Raises what went wrong as it was prepared."""
-        made = self._ready.get()
+        """(the next batch, epochs so far). Raises what went wrong as it was prepared, and TimeoutError."""
+        made = self._made()
         if isinstance(made, BaseException):
             raise made
         self.position += 1
@@ -194,7 +199,17 @@ class Reader:
     def close(self) -> None:
         """Ends the thread."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(_END_S)  # one that reads from a disk that hangs does not keep the process
+
+    def _made(self) -> Any:
+        until = time.monotonic() + _WAIT_S
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=0.5)
+            if not self._thread.is_alive() and self._ready.empty():
+                raise RuntimeError("the data set is closed")
+            if time.monotonic() > until:
+                raise TimeoutError(f"{self._path}: nothing could be read from it for {_WAIT_S:g} s")
 
     def _prepare(self, streams: Sequence[Iterator[Trajectory]]) -> None:
         going = True

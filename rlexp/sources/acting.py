@@ -194,6 +194,8 @@ class Acting:
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join(END_S)
+        if self._keeper is not None:
+            self._keeper.stop()  # who ends now is not started anew
         self._door.say_end(END_S)
         if self._keeper is not None:
             self._keeper.close(END_S)

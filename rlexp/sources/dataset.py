@@ -120,7 +120,7 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
             for shard in shards
         ]
         epoch = max(int(opened.lengths[mine].sum()) for mine in dealt)
-        return windows.Reader(orders, batch_size=of_shard, position=int(data.position), epoch=epoch)
+        return windows.Reader(orders, batch_size=of_shard, position=int(data.position), epoch=epoch, path=opened.path)
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         nonlocal reader

@@ -32,8 +32,8 @@ from rlexp.sources.base import HostSource, check_even, no_feedback
 from rlexp.sources.host import Data, collector, of_this_process, on_those_who_act
 from rlexp.sources.unrolls import Unroll, side_by_side
 from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
-from rlexp.workers import address
-from rlexp.workers.keeper import Start, jobs, processes
+from rlexp.workers import address, wire
+from rlexp.workers.keeper import Start, check_jobs, jobs, processes
 
 
 @schema
@@ -100,6 +100,10 @@ def make(
             f"algo.source.max_message_bytes: {config.max_message_bytes} is less than the {rows.num_bytes} of the "
             f"{of_worker} environments of a worker; allow more, or take more workers"
         )
+    if config.max_message_bytes > wire.MOST_BYTES:
+        raise ConfigError(
+            f"algo.source.max_message_bytes: {config.max_message_bytes} is more than gRPC counts; at most {wire.MOST_BYTES}"
+        )
     if config.inference_batch is not None and config.inference_batch < of_worker:
         raise ConfigError(
             f"algo.source.inference_batch: {config.inference_batch} is less than the {of_worker} environments "
@@ -123,6 +127,8 @@ def make(
             raise ConfigError(
                 "algo.source.start: slurm needs sbatch, which is not on the PATH; allowed: processes|none"
             )
+        if config.start == "slurm":
+            check_jobs(config.slurm)
         if env.node is None and config.start != "none":
             raise ConfigError(f"env: workers cannot make {env.spec.name} anew; it has to come from the configuration")
 

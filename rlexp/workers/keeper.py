@@ -4,11 +4,14 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rlexp.config import ConfigError
 
 BACK_OFF_S = (0.1, 5.0)  # before one is started anew: at first, at most
 SQUEUE_S = 3.0  # from one look at Slurm's queue to the next, for all workers together
@@ -54,9 +57,13 @@ class Keeper:
         if (started := self._workers[index].started) is not None:
             started.kill()
 
+    def stop(self) -> None:
+        """Starts none anew from now on."""
+        self._ending.set()
+
     def close(self, grace_s: float) -> None:
         """Waits for those that end by themselves, then ends the others."""
-        self._ending.set()
+        self.stop()
         self._thread.join(grace_s)
         running = [worker.started for worker in self._workers if worker.started is not None]
         for wait_s in (grace_s, grace_s):
@@ -115,6 +122,16 @@ def processes(folder: Path) -> Start:
         return Started(ended, process.kill)
 
     return start
+
+
+def check_jobs(parameters: dict[str, Any]) -> None:
+    """Raises ConfigError for options that submitit does not have, or not of this type."""
+    import submitit
+
+    try:
+        submitit.AutoExecutor(tempfile.gettempdir(), cluster="slurm").update_parameters(**parameters)
+    except Exception as error:  # NameError, AssertionError and others, over several lines
+        raise ConfigError(f"algo.source.slurm: {str(error).strip().splitlines()[0]}") from error
 
 
 def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, Any]) -> Start:

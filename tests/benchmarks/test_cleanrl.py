@@ -31,10 +31,10 @@ def test_sides_and_verdicts(monkeypatch, tmp_path, capsys, checkout):
     monkeypatch.setattr(cleanrl, "run", run)
     cleanrl.measure(tmp_path, rounds=2, quick=False, say=lambda text: None)
     found = json.loads((tmp_path / "cleanrl.json").read_text())
-    assert found["results"]["32 environments"]["actors"]["ratio"]["of_medians"] == pytest.approx(1.6)
+    assert found["results"]["32 steps"]["actors"]["ratio"]["of_medians"] == pytest.approx(1.6)
     assert found["peers"] == {"jax": "1"}
     printed = capsys.readouterr().out
-    assert "8 environments: steps per second, source=host / CleanRL: 1.4; at least 1.5: NO" in printed
+    assert "128 steps: steps per second, source=host / CleanRL: 1.4; at least 1.5: NO" in printed
     assert "source=actors / CleanRL: 1.6; at least 1.5: yes" in printed
     theirs = {(x["num_envs"], x["num_steps"]) for x in asked if "script" in x}
     ours = {tuple(int(o.split("=")[1]) for o in x["overrides"][-2:]) for x in asked if "side" in x}

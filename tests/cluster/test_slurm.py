@@ -428,7 +428,7 @@ def test_optuna_asks_whenever_a_task_is_free(sweeps):
         parent.wait()
         parent = sweeps.start(*line)
         sweeps.wait(lambda: finished() == 4, "all others to end")
-        assert len(sweeps.in_slurm()) == 1
+        sweeps.wait(lambda: len(sweeps.in_slurm()) == 1, "their jobs to be gone")
     finally:
         os.kill(held, signal.SIGCONT)
     assert parent.wait(400) == 0, sweeps.said()

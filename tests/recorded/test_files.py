@@ -1,9 +1,11 @@
 """Data sets on the disk: what is written Minari reads, and what Minari writes is read, to the bit; what is not whole is told."""
 
+import copy
 import json
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import jax
@@ -16,6 +18,7 @@ from gymnasium import spaces as gym_spaces
 from rlexp.config import ConfigError
 from rlexp.envs import gymnasium as adapter
 from rlexp.envs.base import Env, HostEnv
+from rlexp.modes import record
 from rlexp.recorded import reading, spaces, windows
 from rlexp.recorded.writing import Played, check_place, write
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete
@@ -294,6 +297,7 @@ STRANGE = {
         "vectors": (lambda T: np.zeros((T, 2), int), r"actions of shape \[2\], and the space says \[\]"),
     },
     "observations/picture": {
+        "a row too few": (lambda T: np.zeros((T, 5, 4, 3), np.uint8), r"not whole: 1 transitions, .*\[0, 1\]"),
         "another shape": (lambda T: np.zeros((T + 1, 4), np.uint8), r"observations of shape \[4\], and the space says"),
     },
     "rewards": {
@@ -319,7 +323,7 @@ def test_columns_of_another_kind_than_the_spaces_are_told(column, what, tmp_path
     data = reading.opened(str(tmp_path / "rich-v0"))
     read = spaces.reading(data.observation_space, data.action_space, world())
     assert windows.pool_of(data, read, [0, 2], returns_to_go=False).rows.valid.sum() == 10
-    with pytest.raises(reading.Unreadable, match=f"rich-v0: episode 1: {said}") as told:
+    with pytest.raises(reading.Unreadable, match=f"rich-v0(/data)?: episode 1: {said}") as told:
         windows.pool_of(data, read, [0, 1, 2], returns_to_go=False)
     assert "\n" not in str(told.value)
     data.close()
@@ -341,3 +345,20 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):
         written(tmp_path / "rich-v0")
     assert (tmp_path / "rich-v0/data/main_data.hdf5").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["rich-v0"]
+
+
+def test_minari_makes_the_environment_again_as_it_was():
+    """With its settings and limit, and by its name without the module that registers it; not one that cannot be written down."""
+    if "Walked-v0" not in gymnasium.registry:
+        gymnasium.register("Walked-v0", lambda **kwargs: gymnasium.make("CartPole-v1", **kwargs))
+    before = copy.deepcopy(gymnasium.spec("CartPole-v1"))
+
+    def spec(name, module="rlexp.envs.gymnasium", limit=77):
+        config = SimpleNamespace(id=name, kwargs={"sutton_barto_reward": True}, max_episode_steps=limit)
+        return record._gymnasium_spec(module, config)
+
+    made = gymnasium.make(spec("gymnasium.envs:CartPole-v1"))
+    assert made.unwrapped._sutton_barto_reward and made.spec.max_episode_steps == 77
+    assert spec("CartPole-v1", limit=None).max_episode_steps == 500
+    assert spec("Walked-v0") is None and spec("CartPole-v1", "rlexp.envs.envpool") is None
+    assert gymnasium.spec("CartPole-v1") == before

@@ -1,10 +1,14 @@
 """In what order a data set is read: each transition once an epoch, the same from any position, and never more than the budget."""
 
+import threading
+
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlexp.envs.gymnasium import read_observations
 from rlexp.recorded import windows
 from rlexp.recorded.reading import Episode, Recorded, Unreadable
 from rlexp.recorded.spaces import Reading
@@ -25,7 +29,7 @@ def numbered(lengths=LENGTHS, reads=None) -> Recorded:
         return Episode(number, number[:-1].astype(np.int32), 1.0 + np.arange(length), ends)
 
     return Recorded(
-        None, "numbered", None, None, list(range(len(lengths))), np.asarray(lengths, np.int64), read, 7, lambda: None
+        "place", "numbered", None, None, list(range(len(lengths))), np.asarray(lengths, np.int64), read, 7, lambda: None
     )  # type: ignore[arg-type]
 
 
@@ -48,6 +52,20 @@ def test_a_window_is_what_followed_and_then_nothing():
     assert got.first.T.tolist() == [[True, False, False, False], [False] * 4, [True, False, False, False]]
     assert got.extras["return_to_go"].T.tolist() == [[1, 0, 0, 0], [9, 5, 0, 0], [15, 14, 12, 9]]
     assert got.extras["time"].T.tolist() == [[0, 1, 1, 1], [3, 4, 5, 5], [0, 1, 2, 3]]
+
+
+def test_an_episode_without_transitions_moves_nothing_of_others():
+    pool = windows.pool_of(numbered(np.array([3, 0, 2])), PLAIN, [0, 1, 2], returns_to_go=True)
+    assert {len(x) for x in jax.tree.leaves(pool.rows)} == {8}
+    assert pool.rows.action[pool.starts].tolist() == pool.rows.obs[pool.starts].tolist() == [0, 1, 2, 200, 201]
+    assert pool.rows.reward[pool.starts].tolist() == [1, 2, 3, 1, 2]
+
+
+def test_a_category_that_there_is_not_is_told():
+    read = Reading(read_observations("world", gymnasium.spaces.Discrete(204)).read, lambda rows: rows)
+    assert windows.pool_of(numbered(), read, [0, 1], returns_to_go=False).rows.obs.shape == (8, 204)
+    with pytest.raises(Unreadable, match=r"episode 2: .*204"):
+        windows.pool_of(numbered(), read, [0, 1, 2], returns_to_go=False)
 
 
 @pytest.mark.parametrize("budget", [10**9, 14, 1])
@@ -93,12 +111,34 @@ def test_a_file_that_breaks_while_it_is_read_is_told_to_the_one_who_asks():
     def breaks(i: int) -> Episode:
         raise Unreadable(f"episode {i}")
 
-    reader = windows.Reader([order(data._replace(read=breaks))], batch_size=4, position=0, epoch=32)
+    reader = windows.Reader([order(data._replace(read=breaks))], batch_size=4, position=0, epoch=32, path="place")
     with pytest.raises(Unreadable, match="episode 0"):
         reader.next()
     reader.close()
-    reader = windows.Reader([order(data), order(data, seed=(5,))], batch_size=4, position=3, epoch=32)
+    reader = windows.Reader([order(data), order(data, seed=(5,))], batch_size=4, position=3, epoch=32, path="place")
     rows, epoch = reader.next()
     assert rows.obs.shape == (4, 8) and epoch == 0.5 and jnp.isfinite(rows.reward).all()
     reader.close()
     reader.close()
+
+
+def test_a_disk_that_hangs_is_told_and_keeps_nobody(monkeypatch):
+    monkeypatch.setattr(windows, "_WAIT_S", 0.1)
+    monkeypatch.setattr(windows, "_END_S", 0.1)
+    data, goes_on = numbered(), threading.Event()
+
+    def hangs(i: int) -> Episode:
+        goes_on.wait(60)
+        return data.read(i)
+
+    reader = windows.Reader([order(data._replace(read=hangs))], batch_size=4, position=0, epoch=32, path="far/away")
+    with pytest.raises(TimeoutError, match=r"^far/away: nothing could be read from it for 0\.1 s"):
+        reader.next()
+    reader.close()
+    goes_on.set()
+    reader._thread.join(10)
+    assert not reader._thread.is_alive()
+    while not reader._ready.empty():
+        reader.next()
+    with pytest.raises(RuntimeError, match="is closed"):
+        reader.next()

@@ -1,5 +1,7 @@
 """Environments of the host that can be cloned: a resumed run is the undisturbed one, bit for bit."""
 
+from typing import NamedTuple
+
 import gymnasium
 import jax
 import numpy as np
@@ -32,11 +34,26 @@ class Walk(gymnasium.Env):
         self.at, self.count = np.array(state["at"]), int(state["count"])
 
 
+class Place(NamedTuple):
+    at: np.ndarray
+    count: int
+
+
+class NamedWalk(Walk):
+    def get_state(self):
+        return Place(self.at, self.count)
+
+    def set_state(self, state):
+        self.at, self.count = np.array(state.at), int(state.count)
+
+
 if "Clone-v0" not in gymnasium.registry:
     gymnasium.register("Clone-v0", Walk, max_episode_steps=13)
+    gymnasium.register("Named-v0", NamedWalk, max_episode_steps=13)
+    gymnasium.register("Stacked-v0", lambda: gymnasium.wrappers.FrameStackObservation(Walk(), 4), max_episode_steps=13)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Clone-v0"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Clone-v0", "Named-v0"])
 def test_another_one_goes_on_as_this_would_have(name):
     env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, kwargs={}))
     rng = np.random.default_rng(0)
@@ -61,8 +78,10 @@ def test_another_one_goes_on_as_this_would_have(name):
     second.close()
 
 
-def test_one_that_does_not_say_so_is_not_cloned():
-    env = adapter.make(adapter.Config(module="", id="Acrobot-v1", max_episode_steps=None, kwargs={}))
+@pytest.mark.parametrize("name", ["Acrobot-v1", "Stacked-v0"])
+def test_one_that_does_not_say_so_is_not_cloned(name):
+    """Nor one in a wrapper that has a state of its own, of which nothing is told."""
+    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, kwargs={}))
     assert env.state is None
 
 

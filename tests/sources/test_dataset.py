@@ -20,6 +20,7 @@ from rlexp.sources.base import environments
 from rlexp.storage import rundir
 from rlexp.training import loop, program
 from rlexp.training.loop import Resume, layout_of
+from rlexp.training.parts import learn_from
 
 EPISODES = 24
 BC = ("algo=bc", "algo.source.batch_size=8", "network.hidden=[8]", "eval.num_episodes=2", "total_env_steps=20")
@@ -202,6 +203,18 @@ def test_what_is_counted_are_updates(place):
     assert (lead.clock, lead.total_env_steps, lead.env_steps_per_update) == ("updates", 20, 1)
     assert build().clock == "environment steps"
     assert loop._notices(lead, {"env_steps": 7, "total_updates": 20}) == ["resumed at 7 updates"]
+
+
+def test_a_network_with_a_memory_learns_from_data_that_have_none(place):
+    """R2D2's windows come with what acting remembered, and nothing is, of what others played."""
+    more = ("algo=r2d2", "source=dataset", "algo.num_updates=1", "algo.burn_in=2", "algo.sequence_length=4")
+    lead = build(*more, f"algo.source.path={place / 'hdf5' / 'cartpole-v0'}", "algo.source.batch_size=8")
+    source = lead.source_of(lead.settings)
+    _, batch, _ = source.next(source.init(jax.random.key(0), ()), ())
+    source.close()
+    state = jax.eval_shape(lead.algorithm.init, jax.random.key(0), jax.tree.map(np.float32, lead.hp))
+    learnt, _ = jax.eval_shape(lambda state, batch: learn_from(lead, state, batch), state, batch)
+    assert jax.tree.structure(learnt) == jax.tree.structure(state)
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------------

@@ -121,6 +121,10 @@ def test_one_worker_without_a_lag_gives_the_same_numbers_again(tmp_path):
         ("algo.source.num_workers=3", r"num_workers: 3 does not divide algo\.num_envs 4; the nearest that fits is 2"),
         ("algo.source.inference_batch=1", r"inference_batch: 1 is less than the 2 environments of a worker"),
         ("algo.source.max_message_bytes=40", r"max_message_bytes: 40 is less than the \d+ of the 2 environments"),
+        (
+            "algo.source.max_message_bytes=4G",
+            r"max_message_bytes: 4000000000 is more than gRPC counts; at most 2147483647",
+        ),
         ("algo.source.address=here", r"address: 'here' is none; allowed: host:port"),
         ("algo.source.address=no.such.host.invalid:1", r"address: it is not possible to listen on 'no\.such"),
         ("algo.source.address=unix:/no/such/folder/socket", r"address: it is not possible to listen on 'unix:/no"),

@@ -18,10 +18,11 @@ from sources import lives
 from sources.remote import acting, counter, policy, shown
 from support import QUIET, environment, processes, rlexp_command
 
+from rlexp.config import ConfigError
 from rlexp.envs.base import Opened
 from rlexp.sources import inference
 from rlexp.workers import __main__ as worker
-from rlexp.workers import keeper, meeting
+from rlexp.workers import keeper, meeting, wire
 
 NUM_STEPS = 8
 
@@ -193,6 +194,41 @@ def test_a_job_that_is_not_in_slurms_queue_has_ended(tmp_path, monkeypatch):
     assert queue.has("9", early)
     said.write_text("")
     assert not queue.has("8", early)
+
+
+def test_options_that_submitit_does_not_have_are_told(tmp_path, monkeypatch):
+    """In one line, before anything starts; it looks for srun first."""
+    for name in ("srun", "sbatch"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    keeper.check_jobs({"slurm_partition": "cpu", "timeout_min": 5})
+    for given in ({"partition": "cpu"}, {"timeout_min": "long"}):
+        with pytest.raises(ConfigError, match=r"^algo\.source\.slurm: .*" + next(iter(given))) as told:
+            keeper.check_jobs(given)
+        assert "\n" not in str(told.value)
+
+
+def test_who_ends_as_the_run_does_is_not_started_anew():
+    started = []
+
+    def start(index: int) -> keeper.Started:
+        started.append(index)
+        return keeper.Started(lambda: "exit code 0", lambda: None)
+
+    workers = keeper.Keeper(start, 1, lambda error: None, look_s=0.01)
+    deadline = time.monotonic() + 30
+    while not started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    workers.stop()
+    workers._thread.join(10)
+    number = len(started)
+    workers.close(0.1)
+    assert number and len(started) == number and not workers._thread.is_alive()
+
+
+def test_any_silence_and_size_that_is_allowed_suits_grpc():
+    assert max(value for _, value in wire.options(wire.MOST_BYTES, 1e7)) == 2**31 - 1
 
 
 def test_a_worker_with_the_note_of_a_learner_that_was_killed_looks_again(tmp_path, monkeypatch):
