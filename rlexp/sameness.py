@@ -39,6 +39,7 @@ TABLE = {
     "debug": Equal(pack=True, resume=False, job=False),
     "launcher": Equal(pack=False, resume=False, job=False),
     "sweeper": Equal(pack=False, resume=False, job=False),
+    "between.bracket": Equal(pack=False, resume=False, job=True),  # of a trial; checkpoints have what it is told
 }
 # Modules have no line of their own: they are compared where what they make shapes the numbers.
 _MADE_OF = ("algo", "env", "network", "precision")

@@ -83,7 +83,7 @@ class Search:
         """The next trials: those of the last batch that were no valid runs are drawn anew."""
         self._batch += itertools.islice(self._draws, size - len(self._batch))
         more = self.rungs.overrides(size)
-        return [(*trial, *more) for trial in self._batch]
+        return [(*trial, *own) for trial, own in zip(self._batch, more, strict=True)]
 
     def told(self, results: Sequence[Result]) -> None:
         """Of which trials are no valid runs."""

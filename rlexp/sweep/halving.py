@@ -35,10 +35,12 @@ class Config:
     """One of so many trains on."""
     ties: Flag
     """The median's rule: of an odd number the one in the middle trains on, and so do all that are as good as the last of them."""
-    brackets: list[CountOrZero]
-    """Of each trial of the batch: the first rung at which it is compared."""
     seen: list[list[list[Number]]]
     """Of each bracket and rung, what came by in earlier batches: [how many, how many better ones are left out, some returns]."""
+    bracket: CountOrZero = 0
+    """The first rung at which this trial is compared. Members of a pack may differ in it."""
+    brackets: list[CountOrZero] | None = None
+    """Of all trials of the batch, as an earlier version had it: it is taken, and not read any more."""
 
 
 class Seen(NamedTuple):
@@ -71,9 +73,9 @@ def make(config: Config) -> Between:
         return found
 
     def begin(configs: Sequence[Any]) -> list[dict[str, float | int]]:
-        if set(config.brackets) == {0}:
+        if len(config.seen) < 2:
             return [{} for _ in configs]
-        return [{BRACKET: config.brackets[i % len(config.brackets)]} for i in range(len(configs))]
+        return [{BRACKET: one.between.bracket} for one in configs]
 
     return Between(prune=prune, begin=begin, check=lambda experiment, _: _check(config, experiment), narrows=True)
 

@@ -135,8 +135,8 @@ def _batches(config: Config, space: Space, batch: int, directory: Path, its_rung
             ends.append(end)
             study.set_user_attr(_BATCHES, ends)
         trials = asked[first:end]
-        more = its_rungs.overrides(len(trials)) if its_rungs else []
-        results = yield [(*_overrides(space, trial.params), *more) for trial in trials]
+        more = its_rungs.overrides(len(trials)) if its_rungs else [[]] * len(trials)
+        results = yield [(*_overrides(space, trial.params), *own) for trial, own in zip(trials, more, strict=True)]
         for trial, result in zip(trials, results, strict=True):
             if isinstance(result, Refused):
                 _refuse(study, space, trial, result)

@@ -5,7 +5,7 @@ runs later, a sweep that goes on tells its next jobs what it would have told the
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ class Rungs:
         begun = [job for job in self._jobs() if job.attempt or job.status != "pending"]
         return (len(begun) and len(self._jobs())) or wanted
 
-    def overrides(self, size: int) -> list[str]:
+    def overrides(self, size: int) -> list[list[str]]:
         """What each trial of the next batch has more than its parameters."""
         plan, seen, first = self._plan, [], len(self._known)
         for b in range(plan.num_brackets):
@@ -109,10 +109,13 @@ class Rungs:
             "rungs": list(plan.rungs),
             "reduction": plan.reduction,
             "ties": plan.ties,
-            "brackets": plan.brackets(first + size)[first:] if plan.num_brackets > 1 else [0],
-            "seen": seen,
         }
-        return ["between=halving", *(f"between.{name}={json.dumps(value)}" for name, value in given.items())]
+        brackets = plan.brackets(first + size)[first:]
+        own = [{"seen": seen, "bracket": bracket} for bracket in brackets]
+        if any(o.startswith("between.brackets=") for job in self._jobs() for o in job.overrides):
+            # An earlier version has begun the batch, and told each trial of all brackets.
+            own = [{"brackets": brackets if plan.num_brackets > 1 else [0], "seen": seen}] * size
+        return [_written(given | one) for one in own]
 
     def over(self, numbers: Sequence[int]) -> list[dict[str, float]]:
         """The next batch is: these jobs. {rung: return} of each, as far as it has come."""
@@ -144,3 +147,8 @@ class Rungs:
             return []
         wanted = {f"between.number={self._number}", f"between.batch={self._batch}"}
         return [job for job in Manifest(self._directory).jobs() if wanted <= set(job.overrides)]
+
+
+def _written(given: Mapping[str, object]) -> list[str]:
+    """As overrides of a job."""
+    return ["between=halving", *(f"between.{name}={json.dumps(value)}" for name, value in given.items())]

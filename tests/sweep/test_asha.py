@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,18 @@ LR = "algo.hp.lr"
 def config(**given: Any) -> Config:
     values: dict[str, Any] = {
         "module": "rlexp.sweep.halving", "number": 0, "batch": 0, "rungs": [64, 128], "reduction": 2, "ties": False,
-        "brackets": [0], "seen": [],
+        "seen": [],
     }  # fmt: skip
     return Config(**values | given)
 
 
 def moment(returns: Sequence[float], at: int = 64, told: Sequence[dict[str, float]] | None = None) -> Moment:
     return Moment(at - 32, at, np.asarray(returns, np.float64), told or [{} for _ in returns])
+
+
+def in_bracket(bracket: int) -> Any:
+    """What a hook reads of a trial's configuration."""
+    return SimpleNamespace(between=config(bracket=bracket, seen=[[], []]))
 
 
 def as_told(seen: Seen) -> list[float]:
@@ -92,13 +97,13 @@ def test_equals_of_the_last_one_stay_where_ties_do():
 
 def test_it_is_decided_at_rungs_alone_and_by_brackets():
     returns = [4.0, 3.0, 2.0, 1.0]
-    hook = make(config(brackets=[0, 1]))
-    told = hook.begin([None] * 4)  # type: ignore[list-item]
+    hook = make(config(seen=[[], []]))
+    told = hook.begin([in_bracket(b) for b in (0, 1, 0, 1)])
     assert [one[halving.BRACKET] for one in told] == [0, 1, 0, 1]
     assert set(hook.prune(moment(returns, told=told))) == {2}
     assert set(hook.prune(moment(returns, 128, told=told))) == {2, 3}
     assert not hook.prune(moment(returns, 96, told=told))
-    assert make(config()).begin([None]) == [{}]  # type: ignore[list-item]
+    assert make(config()).begin([in_bracket(0)]) == [{}]
     assert rungs(100, 3, 2700) == [100, 300, 900]
 
 
@@ -287,3 +292,4 @@ def test_searches_and_batches_share_no_pack(tmp_path):
     (job, *_) = pack_of(tmp_path, PAYS[:1])
     keys = {pack_key(job.node | {"between": vars(config(**one))}) for one in ({}, {"number": 1}, {"batch": 1})}
     assert len(keys) == 3
+    assert pack_key(job.node | {"between": vars(config(bracket=1))}) in keys  # as others of its batch

@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import random
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +18,15 @@ from rlexp.config import Config as WholeConfig
 from rlexp.config import ConfigError, parse
 from rlexp.loggers import jsonl
 from rlexp.sweep import asha
-from rlexp.sweep.halving import Config, best, make, window
+from rlexp.sweep.halving import BRACKET, Config, best, make, window
+from rlexp.sweep.rungs import Plan
 from rlexp.sweep.sweepers import Sweep, Sweeper
 
 from .searches import Killed, jobs, search, study, value_of
 
 LR = "algo.hp.lr"
 GIVEN: Any = {
-    "module": "rlexp.sweep.halving", "number": 0, "batch": 0, "reduction": 2, "ties": False, "brackets": [0], "seen": [],
+    "module": "rlexp.sweep.halving", "number": 0, "batch": 0, "reduction": 2, "ties": False, "seen": [],
 }  # fmt: skip
 SHORT = ("env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "total_env_steps=320")
 
@@ -69,6 +73,32 @@ def test_each_batch_is_told_of_those_before(tmp_path, capsys):
     searched(tmp_path, "sweeper.trials=12")
     assert [job.overrides for job in jobs(tmp_path)][:10] == before and len(jobs(tmp_path)) == 12
     assert "sweeper.trials: 12 is taken for sweeper.num_trials" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_a_trials_bracket_is_its_own_however_its_batch_is_packed(each, tmp_path):
+    searched(tmp_path, "sweeper.brackets=3")
+    told, begun = between_of(tmp_path), []
+    assert [one["bracket"] for one in told] == Plan([1000, 4000], 4, False, 3).brackets(10)
+    for i in range(0, 4, each):
+        pack = [Config(**{**GIVEN, **one, "seen": [[] for _ in one["seen"]]}) for one in told[i : i + each]]
+        begun += make(pack[0]).begin([SimpleNamespace(between=one) for one in pack])  # type: ignore[misc]
+    assert [one[BRACKET] for one in begun] == [one["bracket"] for one in told[:4]]
+
+
+def test_a_search_that_an_earlier_version_began_goes_on(tmp_path):
+    """It told each trial of the brackets of all."""
+    with pytest.raises(Killed):
+        searched(tmp_path, die=dies_after(3))
+    with closing(sqlite3.connect(tmp_path / "sweep.sqlite")) as manifest, manifest:
+        for job in jobs(tmp_path):
+            *before, seen, bracket = job.overrides
+            assert (seen[:12], bracket) == ("between.seen", "between.bracket=0")
+            as_it_was = json.dumps([*before, "between.brackets=[0]", seen])
+            manifest.execute("update jobs set overrides = ? where number = ?", (as_it_was, job.number))
+    searched(tmp_path)
+    own = [[o for o in job.overrides if "bracket" in o] for job in jobs(tmp_path)]
+    assert own == [["between.brackets=[0]"]] * 4 + [["between.bracket=0"]] * 6
 
 
 def test_each_value_of_the_command_line_is_a_search_of_its_own(tmp_path, capsys):
@@ -199,7 +229,7 @@ def test_hyperband_has_as_many_brackets_as_there_is_room_for(tmp_path):
     searched(tmp_path, line=(*PRUNED, "sweeper.pruner=hyperband", "sweeper.reduction=4"))
     told = between_of(tmp_path)
     assert told[0]["rungs"] == [1000, 4000] and len(told[0]["seen"]) == 3 and not told[0]["ties"]
-    assert told[0]["brackets"][0] == 0 and set(told[0]["brackets"]) > {0}
+    assert told[0]["bracket"] == 0 and {one["bracket"] for one in told} > {0}
 
 
 @pytest.mark.slow
