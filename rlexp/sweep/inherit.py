@@ -21,7 +21,7 @@ from rlexp.training.between import Finished, Origin
 from rlexp.training.changes import with_settings
 from rlexp.training.loop import Member
 from rlexp.training.parts import Run, Traced, stacked_settings
-from rlexp.training.saves import NARROWED, on_host
+from rlexp.training.saves import ENDED_IN, NARROWED, on_host
 
 _SAID = 8  # jobs in a line
 
@@ -54,7 +54,7 @@ def begin(pack: Sequence[Job], members: Sequence[Member], traced: Traced, sweep_
     runs = [_own(whole[o.dir].run, o, member.experiment) for o, member in zip(origins, members, strict=True)]
     metas = [whole[origin.dir].meta for origin in origins]
     agent_steps = [meta["agent_steps"] and meta["agent_steps"][0] for meta in metas]
-    meta = {name: x for name, x in metas[0].items() if name not in (NARROWED, "pack_devices")} | {
+    meta = {name: x for name, x in metas[0].items() if name not in (ENDED_IN, NARROWED, "pack_devices")} | {
         "wall_s": max(one["wall_s"] for one in metas),
         "objectives": [None] * len(members),
         "agent_steps": None if None in agent_steps else agent_steps,

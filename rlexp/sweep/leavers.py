@@ -10,7 +10,7 @@ from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.storage import rundir, store
 from rlexp.sweep.packing import Job
-from rlexp.training.saves import NARROWED
+from rlexp.training.saves import ENDED_IN, NARROWED
 
 
 class Left(NamedTuple):
@@ -45,8 +45,9 @@ def _leavers(pack: Sequence[Job], built: Sequence[Experiment], folder: Path) -> 
         own = checkpoint.own_meta(directory)
         if own is None or own.get(NARROWED) == folder.name:
             continue
-        if any(status == "pruned" for status, *_ in own.get("ended", {}).values()):
-            continue  # the pack comes by that again, and by whoever else was there to be compared with
+        was_pruned = any(status == "pruned" for status, *_ in own.get("ended", {}).values())
+        if was_pruned or own.get(ENDED_IN) == folder.name:
+            continue  # the pack comes by that again, and by whoever else was there to be compared with, or copied it
         is_over = _is_over(job, experiment, own)
         if len(pack) == 1:
             has_left = is_over and own["update"] > experiment.total_updates

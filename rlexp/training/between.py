@@ -68,7 +68,10 @@ class Finished(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Called after each evaluation but the last, before the next chunk is dispatched; `returns` [members] are of it."""
+    """Called after each evaluation but the last, before the next chunk is dispatched; `returns` [members] are of it.
+
+    Where there are several, members leave by all of them first: as they were evaluated, and nobody goes on as a copy of them.
+    """
 
     # (key, run, returns) -> run: pure, traced, with the members as the first axis of everything. None changes nothing.
     change: Callable[[Key, PyTree, jax.Array], PyTree] | None = None

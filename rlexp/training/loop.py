@@ -129,8 +129,9 @@ def train_pack(
                 update = boundary
                 if hooks and episodes is not None and update < lead.total_updates:
                     reports.finish()
-                    for hook, act in zip(hooks, acts, strict=True):
+                    for hook in hooks:  # by what was evaluated, before any of them changes that
                         saves.let_leave(between.leaving(hook, pack.moment(update)), update, run)
+                    for act in acts:
                         run = act(run, update) if pack.going() else run
                     narrow = may_narrow and pack.is_half_empty()
                 stopping, due = distributed.any_of(stop.reason is not None, saves.due(update), after=counted)

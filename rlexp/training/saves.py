@@ -19,6 +19,7 @@ from rlexp.training.between import Leave
 from rlexp.training.members import Pack
 from rlexp.training.program import Run, Traced, stacked_settings
 
+ENDED_IN = "ended_in"  # in the meta of a member that ended before its pack did: the name of the pack's directory
 NARROWED = "narrowed"  # in the meta of a pack that was part of another one: the name of that one's directory
 
 
@@ -180,7 +181,9 @@ class Saves:
             "failed": {},
             "remembered": None,
         }
-        meta = self._meta(update) | alone | {"ended": {0: pack.ended[i]} if i in pack.ended else {}}
+        meta = self._meta(update) | alone | {"ended": {}}
+        if i in pack.ended:
+            meta |= {"ended": {0: pack.ended[i]}, ENDED_IN: self._directory.name}
         try:
             pack.loggers[i].sync()
             put(self._folder(i), i, update, meta, pack.objectives[i])

@@ -21,6 +21,7 @@ from rlexp.machine.stop import Stop
 from rlexp.sources.base import Place
 from rlexp.storage import checkpoint, store
 from rlexp.sweep import packs, pbt
+from rlexp.sweep.leavers import leavers
 from rlexp.sweep.lineage import GENERATION, PARENT
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, apart
@@ -32,8 +33,9 @@ from rlexp.training import changes, program
 from rlexp.training.between import Moment
 from rlexp.training.layout import layout_of
 from rlexp.training.loop import Member, Resume, train_pack
+from rlexp.training.saves import Saves
 
-from .searches import jobs, search, value_of
+from .searches import Killed, jobs, search, value_of
 
 LR, ENTROPY, PAY = "algo.hp.lr", "algo.hp.entropy_coef", "env.params.pay"
 SPACE = {LR: Interval(1e-5, 1e-2, True, None, False), ENTROPY: Interval(0.0, 0.05, False, None, False)}
@@ -242,8 +244,9 @@ def trained(
     resume: bool = False,
     devices: int = 1,
     explore: str = "perturb",
+    goal: float | None = None,
 ) -> list[Any]:
-    made = members(f"hardware.pack_devices={devices}", explore=explore)
+    made = members(f"hardware.pack_devices={devices}", f"stop_at.return={goal or 'null'}", explore=explore)
     found = [Member(one, directory / str(i), f"{i:08d}") for i, one in enumerate(made)]
     for one in found:
         one.dir.mkdir(parents=True, exist_ok=True)
@@ -324,6 +327,38 @@ def test_a_killed_bandit_makes_the_same_choices_again(traced, tmp_path):
     assert rates - {np.float32(1e-3 * (1 + i)) for i in range(4)}
     alone = checkpoint.latest_meta(store.checkpoints(whole / "2"))  # nothing is exchanged where one goes on alone
     assert alone is not None and alone["remembered"] is None
+
+
+def test_who_has_reached_its_goal_leaves_as_it_was_evaluated(traced, tmp_path):
+    """Without the exchange members 0 and 1 would go on as copies of 2 and 3; and nobody is a copy of who left."""
+    ended = trained(tmp_path, traced, goal=7.9)
+    assert [(s["env_steps"], s["objective"]) for s in ended[1:]] == [(64, pytest.approx(4.0 * i)) for i in (2, 3, 4)]
+    for i in (1, 2, 3):
+        (kept,) = [x for path, x in saved(tmp_path / str(i))[1].items() if "hp" in path and "'lr'" in path]
+        assert kept == np.float32(1e-3 * (1 + i)) == np.float32(rows(tmp_path / str(i))[-1][f"population/{LR}"])
+    assert [s["status"] for s in ended] == ["finished"] * 4 and ended[0]["env_steps"] == 320
+    assert {line[PARENT] for line in rows(tmp_path / "0") if line["env_steps"]} == {0}
+
+
+def test_a_killed_population_comes_by_it_again_that_a_member_left(traced, tmp_path, monkeypatch):
+    """It has a checkpoint that the population has not: but nobody has gone on with it alone."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    trained(whole, traced, goal=15.9)
+    with monkeypatch.context() as patch:
+        patch.setattr(Saves, "save", kill)
+        with pytest.raises(Killed):
+            trained(cut, traced, goal=15.9)
+    assert checkpoint.own_meta(store.checkpoints(cut / "3")) is not None
+    made = members("stop_at.return=15.9")
+    pack = [Job(i, (), one.node, one.config, one.modules, cut / str(i)) for i, one in enumerate(made)]
+    assert leavers(pack, made, cut / "pack") == {} != leavers(pack, made, cut / "another")
+    trained(cut, traced, goal=15.9)
+    for i in range(4):
+        assert_same(cut / str(i), whole / str(i))
+
+
+def kill(*_: Any) -> None:
+    raise Killed
 
 
 @pytest.mark.slow
