@@ -3,7 +3,7 @@
 So a pack begins like one that was interrupted there, and what it goes on from is settled once that checkpoint is on the disk.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from rlexp.config import ConfigError, load_module
 from rlexp.experiment import Experiment, lr_factor
+from rlexp.loggers import jsonl
 from rlexp.sameness import resume_fingerprint
 from rlexp.storage import store
 from rlexp.sweep.packing import Job
@@ -26,13 +27,24 @@ from rlexp.training.saves import ENDED_IN, NARROWED, on_host
 _SAID = 8  # jobs in a line
 
 
-def begin(pack: Sequence[Job], members: Sequence[Member], traced: Traced, sweep_dir: Path, home: Path) -> None:
+def begin(
+    pack: Sequence[Job],
+    members: Sequence[Member],
+    traced: Traced,
+    sweep_dir: Path,
+    home: Path,
+    *,
+    lost: Collection[int] = (),
+) -> None:
     """Puts a checkpoint into the directory of a pack that has none, if something that acts between its chunks says from where
     it goes on.
 
+    Args:
+      lost: members whose directories are left alone.
+
     Raises:
       ConfigError: a run from which one goes on cannot be read.
-      OSError: the checkpoint cannot be written.
+      OSError: the checkpoint cannot be written, or lines cannot be renamed.
     """
     lead = members[0].experiment
     checkpoint = lead.part("checkpoint")
@@ -68,10 +80,19 @@ def begin(pack: Sequence[Job], members: Sequence[Member], traced: Traced, sweep_
         "ended": {},
     }
     together = jax.tree.map(_together, *runs)
+    _set_aside([member.dir / jsonl.NAME for i, member in enumerate(members) if i not in lost])
     checkpoint.put(lead.config.checkpoint, store.checkpoints(home), metas[0]["update"], together, meta, None)
     listed = [f"{job.number} from {origin.dir.name}" for job, origin in zip(pack, origins, strict=True)]
     more = ", …" if len(listed) > _SAID else ""
     print(f"begin at {metas[0]['env_steps']:,} steps: {', '.join(listed[:_SAID])}{more}", flush=True)
+
+
+def _set_aside(records: Sequence[Path]) -> None:
+    """Lines of members that had begun in another way, and were killed before they saved anything."""
+    kept = [aside for record in records if (aside := jsonl.set_aside(record))]
+    if kept:
+        more = f", and so are those of {len(kept) - 1} more" if len(kept) > 1 else ""
+        print(f"no checkpoint was there; the lines of before are now {kept[0]}{more}", flush=True)
 
 
 def enter(pack: Sequence[Job], outcomes: Mapping[int, dict[str, Any]], sweep_dir: Path) -> dict[int, dict[str, Any]]:

@@ -77,7 +77,7 @@ def train(
             if distributed.is_lead():
                 store.push(*(pack[i].dir for i in run_ids))
             traced = programs.of(pack, built)
-            inherit.begin(pack, members, traced, sweep_dir, home)
+            inherit.begin(pack, members, traced, sweep_dir, home, lost=lost)
             resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             narrower = _narrower(pack, sweep_dir)
             summaries = train_pack(

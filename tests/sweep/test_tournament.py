@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,11 +17,16 @@ from support import StopAfter, assert_same, build, rows, saved
 from rlexp import loading
 from rlexp.config import ConfigError
 from rlexp.storage import checkpoint, rundir, store
-from rlexp.sweep import leaderboard, packs, pods
+from rlexp.sweep import inherit, leaderboard, packs, pods
 from rlexp.sweep.leaderboard import best, place
 from rlexp.sweep.lineage import GENERATION, PARENT, populations, shown
 from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.packing import Job
 from rlexp.sweep.results import gather
+from rlexp.training.between import Between, Origin
+from rlexp.training.layout import layout_of
+from rlexp.training.loop import Member
+from rlexp.training.program import trace
 
 from .searches import Killed, jobs, search, value_of
 from .tournaments import ENTROPY, LINE, LR, WORK, packs_of, tournament_of, train, train_pack
@@ -204,6 +210,33 @@ def test_four_devices_make_the_same_choices(undisturbed, tmp_path):
         for ours, theirs in lines:
             exact = [name for name in theirs if name.startswith(("population/", "eval/", "env_steps"))]
             assert [ours[name] for name in exact] == [theirs[name] for name in exact]
+
+
+def test_lines_of_a_life_that_is_given_up_are_set_aside(tmp_path, monkeypatch):
+    """A pack had begun anew, and was killed before it saved; now a leader is there. A member that went on alone keeps its lines."""
+    one, lines = build(*WORK), '{"env_steps": 32, "wall_s": 0.1}\n'
+    pack = [Job(i, (), one.node, one.config, one.modules, tmp_path / str(i)) for i in range(3)]
+    for job in pack:
+        job.dir.mkdir()
+        (job.dir / "metrics.jsonl").write_text(lines)
+    members, traced = [Member(one, job.dir, "") for job in pack], trace([one], layout_of([one]))
+    leader = Origin(tmp_path / "leader", 2, {}, {})
+    meta = {"update": 2, "env_steps": 64, "wall_s": 1.0, "agent_steps": None}
+    monkeypatch.setattr(inherit.between, "of", lambda *_: [Between(origins=lambda *_: [leader] * 3)])
+    monkeypatch.setattr(inherit, "_restored", lambda *_: SimpleNamespace(run={}, meta=meta))
+    monkeypatch.setattr(inherit, "_own", lambda *_: {"x": np.zeros(1)})
+    there: list[list[bool]] = []
+
+    def killed(*_: Any) -> None:
+        there.append([(job.dir / "metrics.jsonl").exists() for job in pack])
+        raise Killed
+
+    monkeypatch.setattr(checkpoint, "put", killed)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            inherit.begin(pack, members, traced, tmp_path, tmp_path / "pack", lost={2})
+    assert there == [[False, False, True]] * 2
+    assert [[path.read_text() for path in job.dir.glob("metrics.before-*")] for job in pack] == [[lines], [lines], []]
 
 
 # --- nobody waits -----------------------------------------------------------------------------------------------------------
