@@ -52,6 +52,11 @@ def check(sweep: Sweep, who: str) -> None:
         raise ConfigError(
             f"eval.every_env_steps: null is not allowed with {who}, which needs evaluations while it trains"
         )
+    if not config.checkpoint.enabled:
+        raise ConfigError(
+            f"checkpoint.enabled: false is not allowed with {who}: trials that go on anew would be compared without those that "
+            "were pruned"
+        )
     if sweep.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(config.output_root):
         raise ConfigError(
             f"launcher: {who} reads what trials have written from this disk, and here they write elsewhere; allowed: "

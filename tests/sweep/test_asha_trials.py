@@ -156,6 +156,7 @@ def asha_of(directory: Path, *overrides: str) -> Sweeper:
         ),
         (["run=plan"], r"run: plan has no objective, which sweeper=asha needs"),
         (["between=halving"], r"between: pruning is what acts"),
+        (["checkpoint=off"], r"checkpoint\.enabled: false is not allowed with sweeper=asha: trials that go on anew"),
         (["launcher=tpu_vm"], r"launcher: sweeper=asha reads what trials have written from this disk"),
         (["output_root=gs://bucket/x"], r"launcher: sweeper=asha reads what trials have written from this disk"),
     ],
@@ -257,6 +258,10 @@ def test_a_killed_search_with_a_pruner_asks_the_same_again(tmp_path):
         (
             ["sweeper.pruner=median", "sweeper.min_steps=16_000"],
             r"sweeper\.min_steps: 16000 is not allowed; expected less",
+        ),
+        (
+            ["sweeper.pruner=median", "checkpoint=off"],
+            r"checkpoint\.enabled: false is not allowed with sweeper\.pruner",
         ),
         (["sweeper.pruner=median", "seed=0,1"], r"sweeper\.pruner: median decides over single runs.*makes 2 of each"),
     ],
