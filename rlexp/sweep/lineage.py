@@ -110,7 +110,8 @@ def is_pod(overrides: Iterable[str]) -> bool:
 
 
 def counted(jobs: Sequence[Entry]) -> list[Entry]:
-    """Those whose objectives say what came of them all: of a tournament the pods of the oldest age of which some have finished."""
+    """Those of one sweep whose objectives say what came of them all: of each of its tournaments the pods of the oldest age of
+    which some have finished."""
     found: dict[int, list[Entry]] = {}
     for job in jobs:
         if not is_pod(job.overrides):
@@ -118,10 +119,17 @@ def counted(jobs: Sequence[Entry]) -> list[Entry]:
         found.setdefault(_given(job.overrides)["number"], []).append(job)
     out = []
     for pods in found.values():
-        size = _given(pods[0].overrides)["population"]
-        ages = [pods[i : i + size] for i in range(0, len(pods), size)]
-        out += next((age for age in reversed(ages) if any(job.status == "finished" for job in age)), ages[0])
+        given, ages = _given(pods[0].overrides), dict[int, list[Entry]]()
+        for job in pods:
+            ages.setdefault((_seed(job) - given["first_seed"]) // given["population"], []).append(job)
+        finished = [age for age, its in ages.items() if any(job.status == "finished" for job in its)]
+        out += ages[max(finished, default=min(ages))]
     return out
+
+
+def _seed(job: Entry) -> int:
+    """Of a pod, which is its number from that of the first one on."""
+    return next(int(o.partition("=")[2]) for o in job.overrides if override_key(o) == "seed")
 
 
 def shown(overrides: Sequence[str]) -> list[str]:

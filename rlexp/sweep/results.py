@@ -117,13 +117,15 @@ def combined(directory: Path, origins: Sequence[Origin]) -> Results:
     """Of all jobs together. Those of several origins get numbers that tell them apart."""
     if len(origins) > 1:
         origins = list(_numbered(origins))
-    groups: dict[tuple[str, frozenset[tuple[str, str]]], list[Entry]] = {}
+    groups: dict[tuple[str, frozenset[tuple[str, str]]], list[list[Entry]]] = {}  # the jobs of each origin
     for origin in origins:
-        environments = _environments(origin)
+        environments, own = _environments(origin), dict[tuple[str, frozenset[tuple[str, str]]], list[Entry]]()
         for job in origin.jobs:
             settings = settings_of(job)
             group = (environments[_chosen(settings)], frozenset((k, v) for k, v in settings.items() if k != SEED))
-            groups.setdefault(group, []).append(job)
+            own.setdefault(group, []).append(job)
+        for group, jobs in own.items():
+            groups.setdefault(group, []).append(jobs)
     found = [_configuration(directory, environment, members) for (environment, _), members in groups.items()]
     found.sort(key=_from_best)
     names = dict.fromkeys(environment for environment, _ in groups)
@@ -240,10 +242,12 @@ def write_tables(results: Results, folder: Path) -> list[Path]:
     return [folder / f"{name}.csv" for name in tables]
 
 
-def _configuration(directory: Path, environment: str, jobs: list[Entry]) -> Configuration:
+def _configuration(directory: Path, environment: str, origins: Sequence[list[Entry]]) -> Configuration:
+    """Of the jobs that each origin has."""
+    jobs = [job for own in origins for job in own]
     settings = {key: value for key, value in settings_of(jobs[0]).items() if key != SEED}
-    objectives = [job.objective for job in counted(jobs) if job.objective is not None and job.status == "finished"]
-    objectives = [x for x in objectives if math.isfinite(x)]
+    ended = [job for own in origins for job in counted(own) if job.status == "finished"]
+    objectives = [job.objective for job in ended if job.objective is not None and math.isfinite(job.objective)]
     objective = estimate(np.asarray(objectives)) if objectives else None
     curve = _curve([_points(directory / job.dir / jsonl.NAME) for job in jobs if job.status != "failed"])
     return Configuration(0, environment, settings, jobs, objectives, objective, curve)

@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from made_up_sweep import made_up
 
 from rlexp.sweep import report
-from rlexp.sweep.lineage import populations, searched, shown
+from rlexp.sweep.lineage import counted, populations, searched, shown
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.results import gather, reproduce
+from rlexp.sweep.results import combined, gather, origin_of, reproduce
 
 SPACE = "between.space=[{key: algo.hp.lr, low: 1e-05, high: 0.01, log: true, step: null, whole: false, choices: null}]"
 # Of each generation: the parents, the returns and the learning rates of three members. Of the third nothing was evaluated at last.
@@ -88,3 +89,15 @@ def test_the_report_has_a_population_as_one_configuration_and_draws_it(sweep):
     table = list(csv.reader((sweep / "report/populations.csv").read_text().splitlines()))
     assert table[0][:3] == ["population", "job", "generation"] and len(table) == 10
     assert table[4] == ["0", "0", "1", "100", "200", "2", "5.0", "0.0024"]
+
+
+def test_of_tournaments_the_last_ages_count_in_each_sweep_by_itself(tmp_path):
+    """One has ended, the same line once more has pods of its first age alone, however they are ordered."""
+    pod = "between=pods between.number=0 between.first_seed=4 between.population=2 between.space=[]"
+    over = made_up(tmp_path / "over", [(f"seed={4 + i} {pod}", float(i)) for i in range(6)])
+    begun = made_up(tmp_path / "begun", [(f"seed={4 + i} {pod}", 10.0 + i if i < 2 else None) for i in range(6)])
+    for order in ([over, begun], [begun, over]):
+        (found,) = combined(tmp_path, [origin_of(one) for one in order]).configurations
+        assert sorted(found.objectives) == [4.0, 5.0, 10.0, 11.0] and len(found.jobs) == 12
+    of_some = Manifest(over).jobs()[1:]
+    assert [job.number for job in counted(of_some)] == [4, 5]
