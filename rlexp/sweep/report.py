@@ -68,8 +68,9 @@ class Report(NamedTuple):
 
 def write(directory: Path) -> Report:
     """Writes a sweep's page and tables into its directory, as the sweep stands now."""
-    runs = [run for run in Finder([str(directory)]).runs() if run.sweep == directory]
-    return _written(gather(directory), runs, [directory])
+    finder = Finder([str(directory)])
+    (root,) = finder.roots  # whose name is that by which its runs know it
+    return _written(gather(root), [run for run in finder.runs() if run.sweep == root], [root])
 
 
 def write_all(roots: Sequence[str], directory: Path) -> Report:

@@ -19,6 +19,7 @@ from many_runs import alone, some
 from rlexp.report import details, explorer
 from rlexp.report.__main__ import main
 from rlexp.report.found import Finder
+from rlexp.sweep import __main__ as sweep
 from rlexp.sweep import report
 from rlexp.sweep.statistics import estimate
 
@@ -89,6 +90,18 @@ def test_of_a_sweep_it_is_the_sweeps_own_page(tmp_path):
         write()
         pages.append(re.sub("as of [0-9: -]+", "", (directory / "report.html").read_text()))
     assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("given", ["../s", "link", "../here/link/"])
+def test_a_sweep_has_its_runs_by_whatever_name(given, tmp_path, monkeypatch):
+    directory = made_up(tmp_path / "s", [(f"a={i}", float(i)) for i in range(3)])
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/link").symlink_to(directory)
+    monkeypatch.chdir(tmp_path / "here")
+    for write in (lambda: report.write(Path(given)), lambda: main([given]), lambda: sweep.main(["report", given])):
+        write()
+        assert [row["name"] for row in data_of(directory / "report.html")["runs"]] == ["0", "1", "2"]
+        (directory / "report.html").unlink()
 
 
 def test_populations_and_sweeps_keep_apart(tmp_path):
