@@ -146,14 +146,15 @@ def serve(roots: Sequence[str], port: int) -> None:
         print(
             f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}; Ctrl-C ends it", flush=True
         )
-        web.run_app(application(board, token, port), sock=listening, print=lambda *_: None, access_log=None)
+        web.run_app(application(board, token), sock=listening, print=lambda *_: None, access_log=None)
 
 
-def application(board: Board, token: str, port: int) -> Any:
+def application(board: Board, token: str) -> Any:
     """The server itself."""
     from aiohttp import web
 
-    cookie = f"rlexp-{port}"  # browsers keep those of all ports of a host together
+    # Browsers keep those of all ports of a host together, and two servers may be forwarded that have the same port where they are.
+    cookie = f"rlexp-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
     plotly: list[bytes] = []
 
     @web.middleware

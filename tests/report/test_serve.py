@@ -1,6 +1,7 @@
 """`python -m rlexp.report --serve`: who gets in, what is read when, and that a page in a browser stays fresh."""
 
 import asyncio
+import hashlib
 import http.client
 import json
 import os
@@ -19,17 +20,17 @@ from rlexp.report import details, serve
 from rlexp.report.__main__ import main
 from rlexp.report.serve import Board, application, bound
 
-TOKEN = "the-token"
+TOKEN, COOKIE = "the-token", "rlexp-{}".format(hashlib.sha256(b"the-token").hexdigest()[:12])
 
 
 @contextmanager
-def served(*roots):
+def served(*roots, token=TOKEN):
     """The port of a server that runs in a thread of this process."""
     from aiohttp import web
 
     listening, loop = bound(0), asyncio.new_event_loop()
     port = listening.getsockname()[1]
-    runner = web.AppRunner(application(Board([str(root) for root in roots]), TOKEN, port), access_log=None)
+    runner = web.AppRunner(application(Board([str(root) for root in roots]), token), access_log=None)
     loop.run_until_complete(runner.setup())
     loop.run_until_complete(web.SockSite(runner, listening).start())
     thread = threading.Thread(target=loop.run_forever)
@@ -47,7 +48,7 @@ def asked(port, path, *, cookie=True, host="localhost:1234", method="GET", **hea
     """(status, headers, body); the host is that of the other end of a forwarded port."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     if cookie:
-        headers["Cookie"] = f"rlexp-{port}={TOKEN}"
+        headers["Cookie"] = f"{COOKIE}={TOKEN}"
     connection.request(method, path, headers={"Host": host, **{k.replace("_", "-"): v for k, v in headers.items()}})
     answer = connection.getresponse()
     body = answer.read()
@@ -74,7 +75,7 @@ def test_who_gets_in(root):
         )
         for path in paths:
             assert asked(port, path, cookie=False)[0] == 403, path
-            assert asked(port, path, cookie=False, Cookie=f"rlexp-{port}=wrong; rlexp-1={TOKEN}")[0] == 403
+            assert asked(port, path, cookie=False, Cookie=f"{COOKIE}=wrong; rlexp-1={TOKEN}")[0] == 403
             assert (
                 asked(port, path, host="evil.example:8050")[0] == 403
             )  # a name that somebody has pointed at this machine
@@ -82,7 +83,7 @@ def test_who_gets_in(root):
         assert asked(port, f"/runs.json?token={TOKEN}", cookie=False)[0] == 403
         status, headers, _ = asked(port, f"/?token={TOKEN}", cookie=False)
         assert (status, headers["Location"]) == (303, "/")
-        assert headers["Set-Cookie"] == f"rlexp-{port}={TOKEN}; HttpOnly; Path=/; SameSite=Lax"
+        assert headers["Set-Cookie"] == f"{COOKIE}={TOKEN}; HttpOnly; Path=/; SameSite=Lax"
         for host in (f"127.0.0.1:{port}", "localhost:9", "localhost", "[::1]:8050"):
             assert asked(port, "/", host=host)[0] == 200
         assert asked(port, "/runs.json", method="POST")[0] == 405
@@ -91,6 +92,19 @@ def test_who_gets_in(root):
             "connect-src 'self'" in headers["Content-Security-Policy"]
             and headers["X-Content-Type-Options"] == "nosniff"
         )
+
+
+def test_two_servers_do_not_log_each_other_out(root):
+    """A browser keeps one cookie of each name for all ports of a host, and two machines' servers may have the same port."""
+    jar: dict[str, str] = {}
+    with served(root, token="of-a") as a, served(root, token="of-b") as b:
+        for port, token in ((a, "of-a"), (b, "of-b")):
+            _, headers, _ = asked(port, f"/?token={token}", cookie=False)
+            name, _, value = headers["Set-Cookie"].partition(";")[0].partition("=")
+            assert name != f"rlexp-{port}"
+            jar[name] = value
+        kept = "; ".join(f"{name}={value}" for name, value in jar.items())
+        assert [asked(port, "/runs.json", cookie=False, Cookie=kept)[0] for port in (a, b)] == [200, 200]
 
 
 def test_it_listens_on_the_loopback_alone():
