@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
 from rlexp.overrides import override_key, quoted
 from rlexp.report.found import Run
 from rlexp.storage import rundir
-from rlexp.sweep.lineage import without_pruning
-from rlexp.sweep.results import METRIC, last_line
+from rlexp.sweep.lineage import is_population, without_pruning
+from rlexp.sweep.results import METRIC, SEED, again, last_line, settings_of, started
 
 MAX_POINTS = 200  # of a curve on a page
 PICTURES = {
@@ -134,4 +135,16 @@ def words(run: Run) -> Words:
     else:
         resume = []
     error = last_line(run.entry.error) if status == "failed" and run.entry.error else ""
+    if is_population([*own, *run.entry.overrides]):
+        return Words(_of_all(run), shlex.join(resume), error)
     return Words(shlex.join(["python", "-m", "rlexp", *repeat]), shlex.join(resume), error)
+
+
+def _of_all(run: Run) -> str:
+    """The command that repeats all of the population that a run is a member of; empty where it is not known."""
+    try:
+        command, place = started(run.sweep) if run.sweep else ([], run.directory)
+    except ConfigError:
+        return ""
+    settings = {key: value for key, value in settings_of(run.entry).items() if key != SEED}
+    return again(command, place, settings) if command else ""

@@ -113,11 +113,12 @@
     const found = (await detailsOf([run]))[0];
     if (!found || state.shown !== run.id) return;
     const command = (title, text) => (text ? [element("p", { class: "muted" }, title), element("pre", {}, text)] : []);
+    const again = found.repeat.startsWith("python -m rlexp -m ") ? "All of its population are repeated" : "It is repeated";
     const goOn = found.resume.includes("rlexp.sweep") ? "The sweep goes on with" : "It goes on with";
     where.replaceChildren(
       element("h4", {}, run.name), element("p", { class: "muted" }, found.directory),
       ...(found.error ? [element("p", { class: "error" }, found.error)] : []),
-      ...command("It is repeated, in a new directory, by", found.repeat), ...command(goOn, found.resume),
+      ...command(`${again}, in a new directory, by`, found.repeat), ...command(goOn, found.resume),
       element("div", { class: "media" }, ...found.media.map(({ name, video, at: source }) => element("figure", {},
         video ? element("video", { src: source, controls: true, loop: true, muted: true, preload: "metadata" })
           : element("img", { src: source, alt: name, loading: "lazy" }),

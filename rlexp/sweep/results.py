@@ -103,14 +103,18 @@ def gather(directory: Path) -> Results:
 
 def origin_of(directory: Path) -> Origin:
     """A sweep. Raises ConfigError where its manifest cannot be read."""
+    command, place = started(directory)
+    return Origin(directory=directory, jobs=Manifest(directory).jobs(), command=command, place=place)
+
+
+def started(directory: Path) -> tuple[list[str], Path]:
+    """A sweep's command, after `python -m rlexp`, and where it was started; an empty one where that is not known.
+
+    Raises ConfigError where its manifest cannot be read.
+    """
     manifest = Manifest(directory)
     command, place = manifest.recall("command"), manifest.recall("cwd")
-    return Origin(
-        directory=directory,
-        jobs=manifest.jobs(),
-        command=command if isinstance(command, list) else [],
-        place=Path(place) if isinstance(place, str) else directory,
-    )
+    return command if isinstance(command, list) else [], Path(place) if isinstance(place, str) else directory
 
 
 def combined(directory: Path, origins: Sequence[Origin]) -> Results:
@@ -203,12 +207,7 @@ def reproduce(results: Results, configuration: Configuration) -> str:
     own_files = [] if args.config_dir is None else ["--config-dir", str(origin.place / args.config_dir)]
     own_files += [o for o in args.overrides if override_key(o) == "hydra.searchpath"]
     if is_population(configuration.jobs[0].overrides):
-        own = [
-            _as_in(configuration, o)
-            for o in args.overrides
-            if override_key(o).split(".")[0] not in ("hydra", "launcher")
-        ]
-        return shlex.join(["python", "-m", "rlexp", "-m", *own_files[:2], *own])
+        return again(origin.command, origin.place, configuration.settings)
     words = [*own_files, *(o for o in _own(configuration.jobs[0]) if override_key(o) != SEED)]
     seeds = [settings_of(job)[SEED] for job in configuration.jobs if SEED in settings_of(job)]
     if len(seeds) == 1:
@@ -218,10 +217,14 @@ def reproduce(results: Results, configuration: Configuration) -> str:
     return shlex.join(["python", "-m", "rlexp", *words])
 
 
-def _as_in(configuration: Configuration, override: str) -> str:
-    """Of the sweep's own: with the value of this configuration, where the sweep has several."""
-    key = override_key(override)
-    return f"{override.partition('=')[0]}={configuration.settings[key]}" if key in configuration.settings else override
+def again(command: Sequence[str], place: Path, settings: Mapping[str, str]) -> str:
+    """The command that trains a population or a tournament again: its sweep's, with these settings where that has several."""
+    args = get_args_parser().parse_args(command)
+    own_files = [] if args.config_dir is None else ["--config-dir", str(place / args.config_dir)]
+    searched_in = [o for o in args.overrides if override_key(o) == "hydra.searchpath"]
+    given = [o for o in args.overrides if override_key(o).split(".")[0] not in ("hydra", "launcher")]
+    own = [f"{o.partition('=')[0]}={settings[key]}" if (key := override_key(o)) in settings else o for o in given]
+    return shlex.join(["python", "-m", "rlexp", "-m", *own_files, *searched_in, *own])
 
 
 def write_tables(results: Results, folder: Path) -> list[Path]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from made_up_sweep import made_up
 
+from rlexp.report import details
+from rlexp.report.found import Finder
 from rlexp.sweep import report
 from rlexp.sweep.lineage import counted, populations, searched, shown
 from rlexp.sweep.manifest import Manifest
@@ -81,6 +83,8 @@ def test_the_report_has_a_population_as_one_configuration_and_draws_it(sweep):
     ]
     command = "python -m rlexp -m sweeper=pbt algo.num_envs=8 'algo.hp.lr=interval(1e-5,1e-2)'"
     assert reproduce(results, results.configurations[1]) == command
+    for run in (run for run in Finder([str(sweep)]).runs() if run.entry.number > 2):
+        assert details.words(run).repeat == command and details.words(run._replace(sweep=None)).repeat == ""
     written = report.write(sweep)
     page = written.page.read_text()
     assert "3 members, 2 exchanges, 2 copied; what is there now descends from 1 of the first." in page
