@@ -6,6 +6,7 @@
   const details = data.details ?? {}, curves = data.curves ?? {};
   const state = { filter: "", sort: "", down: false, ticked: [], by: null, metric: data.metric, setting: null, shown: null, all: false };
   try { Object.assign(state, JSON.parse(decodeURIComponent(location.hash.slice(1)))); } catch { /* another hash */ }
+  let byHand = state.by !== null; // else what is grouped by follows the runs, as they come
   const ticked = new Set(state.ticked);
   const COLORS = ["#1f5fbf", "#e08a3c", "#2b9a77", "#b8467c", "#7b61c9", "#4aa3c7", "#8a6d3b", "#7c8594"];
   const MOST_ROWS = 200, MOST_GROUPS = 24, MOST_COMPARED = 12, RESAMPLES = 300;
@@ -278,6 +279,7 @@
     pick("setting", settings().map((c) => [c.key, c.name]), state.setting);
     at("groups").replaceChildren("by", ...groupable().map((c) => {
       const box = element("input", { type: "checkbox", value: c.key, onchange: () => {
+        byHand = true;
         state.by = box.checked ? [...state.by, c.key] : state.by.filter((key) => key !== c.key);
         draw();
       } });
@@ -302,7 +304,7 @@
   function draw() {
     const runs = filtered();
     table(runs);
-    history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify({ ...state, ticked: [...ticked] }))}`);
+    history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify({ ...state, by: byHand ? state.by : null, ticked: [...ticked] }))}`);
     const those = chosen(runs);
     const told = (error) => { at("fresh").textContent = `not reached: ${error.message}`; };
     plots(those).catch(told);
@@ -319,6 +321,8 @@
     if (!changed.length && fresh.runs.length === data.runs.length) return;
     for (const id of changed) { delete details[id]; for (const of of Object.values(curves)) delete of[id]; }
     data = { ...fresh, live: data.live, metrics: data.metrics };
+    if (!byHand) state.by = null;
+    byDefault();
     choices();
     draw();
   }

@@ -254,3 +254,24 @@ def test_in_a_browser_it_stays_fresh(root, tmp_path, monkeypatch):
     assert [line for line in console if "Refused" in line or "rror" in line] == []
     assert seen[0] == 11 and 1 in seen[1:]  # all of them once, then the one that went on
     assert ">77<" in dom and ">900<" in dom and "as of " in dom
+
+
+def test_in_a_browser_runs_that_come_later_make_groups(tmp_path, monkeypatch):
+    """The page is opened while there is one run, from which no other differs."""
+    monkeypatch.setattr(serve, "_EVERY_S", 1)
+    monkeypatch.setattr(serve, "_AT_LEAST_S", 0.0)
+    alone(tmp_path / "r/0", ["algo.hp.lr=0.125"], 1.0)
+    as_it_is = serve.Board.curves
+
+    def and_then(board, metric, ids):
+        if not (tmp_path / "r/1").exists():
+            alone(tmp_path / "r/1", ["algo.hp.lr=0.25"], 2.0)
+        return as_it_is(board, metric, ids)
+
+    monkeypatch.setattr(serve.Board, "curves", and_then)
+    with served(tmp_path / "r") as port:
+        dom, console = in_chromium(
+            f"http://127.0.0.1:{port}/?token={TOKEN}", "--dump-dom", "--timeout=5000", profile=tmp_path
+        )
+    assert [line for line in console if "Refused" in line or "rror" in line] == []
+    assert ">lr=0.125<" in dom and ">lr=0.25<" in dom
