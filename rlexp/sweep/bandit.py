@@ -29,6 +29,7 @@ from rlexp.sweep.parameters import Parameter, at, name_of, unit
 from rlexp.training.between import Moment
 
 _MOST = 256  # stretches that are remembered, since the process costs their number cubed; and members that go on, of more some
+_NEW = _MOST // 2  # of them of one exchange, of more some: what came before is to be remembered too
 _POOL = 256  # settings among which copies choose, from all of the space; and as many near those that members have
 _NEAR = 0.1  # standard deviation of these from there
 _LENGTHS, _FORGOTTEN, _NOISES = (0.8, 0.4, 0.2, 0.1), (0.05, 0.2, 0.5), (0.9, 0.5, 0.2, 0.05)
@@ -61,8 +62,13 @@ def remembered(parameters: Sequence[Parameter], moment: Moment, parents: Sequenc
     now = [float(moment.returns[parent]) for parent in parents]
     return {
         "returns": [x if math.isfinite(x) else None for x in now],
-        "stretches": [*was["stretches"], *new][-_MOST:],
+        "stretches": [*was["stretches"], *_some(new)][-_MOST:],
     }
+
+
+def _some(new: list[list[float | int]]) -> list[list[float | int]]:
+    """Of a large population as many as one exchange may leave, evenly among its members."""
+    return new if len(new) <= _NEW else [new[i] for i in np.linspace(0, len(new) - 1, _NEW).round().astype(int)]
 
 
 def chosen(

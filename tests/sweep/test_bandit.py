@@ -154,6 +154,15 @@ def test_what_is_remembered_has_an_end():
     assert len(json.dumps(found.remembered)) < 30_000
 
 
+def test_of_a_large_population_some_of_all_members_are_remembered_and_what_was_before():
+    (moment, found) = list(exchanges(3, members=600, space={LR: SPACE[LR]}))[-1]
+    rows = found.remembered["stretches"]
+    assert [row[0] for row in rows] == [1] * 128 + [2] * 128 and len(found.remembered["returns"]) == 600
+    ended = [told[name_of(LR)] for told in moment.told]
+    places = [round(i * 599 / 127) for i in range(128)]
+    assert [row[3] for row in rows[128:]] == [ended[i] for i in places]
+
+
 def test_the_change_of_a_copy_counts_from_its_parents_return():
     one, told = hook(4, space=SPACE), begun(4, SPACE, 0)
     first = one.exchange(Moment(0, 100, np.array([1.0, 9.0, 3.0, 4.0]), told))
