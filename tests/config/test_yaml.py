@@ -65,6 +65,7 @@ RECIPES = sorted(
 NEEDS = {
     "algo=td3": ["env=gymnax/pendulum"],
     "network=cnn": ["env=gymnax/breakout"],  # an image
+    "network=nature_cnn": ["env=gymnax/pong", "network.kernel_sizes=[8,4,2]"],  # an image, and it is small
     "env=gymnax_class": ["env.name=a:B"],
     "env=gymnasium": ["env.id=CartPole-v1"],
     "env=envpool": ["env.id=CartPole-v1"],
