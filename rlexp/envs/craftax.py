@@ -2,7 +2,8 @@
 
 Craftax ends an episode at `max_timesteps` as if the player had died. Here that limit lies out of reach, and
 `max_episode_steps` truncates. The symbolic observations are numbers, the pixels too. What Craftax tells of achievements,
-percent at an episode's end, is logged as env/Achievements/….
+percent at an episode's end, is logged as env/Achievements/…. It tells them of a player who has died; here it is asked at every
+step, since an episode that is cut short has achieved something too.
 
 Making a world takes more than ten times what a step does: `resets` is what makes it fast.
 """
@@ -48,6 +49,10 @@ def make(config: Config) -> Env:
     craftax = imported("craftax.craftax_env", extra="craftax")
     known("Craftax", config.id, IDS)
     game = made(config.id, lambda: craftax.make_craftax_env_from_name(config.id, auto_reset=False))
+    if config.id.startswith("Craftax-Classic"):
+        achieved = imported("craftax.craftax_classic.envs.common", extra="craftax").compute_score
+    else:
+        achieved = imported("craftax.craftax.envs.common", extra="craftax").log_achievements_to_info
     with foreign():
         defaults = game.default_params
         actions = action_of(config.id, game.action_space(defaults))
@@ -56,7 +61,7 @@ def make(config: Config) -> Env:
 
     def play(key: Key, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
         obs, state, reward, ended, info = game.step_env(key, state, action, params)
-        return obs, state, reward, ended, False, info
+        return obs, state, reward, ended, False, {**info, **achieved(state, True)}
 
     return adapt(
         config.id,

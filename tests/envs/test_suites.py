@@ -2,7 +2,9 @@
 
 import re
 import sys
+from importlib import import_module
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +73,32 @@ def test_a_limit_cuts_off_and_does_not_end(option):
     """All three take their own for an end, or could. Turning on the spot reaches no goal."""
     told = rows(build(option, max_episode_steps=5), 5)
     assert np.flatnonzero(told.last).tolist() == [4] and told.discount.all()
+
+
+@pytest.mark.parametrize(("package", "option"), [("craftax_classic", "classic"), ("craftax", "full")])
+def test_who_survives_in_craftax_has_achieved_what_it_did(package, option, monkeypatch):
+    """Craftax's own code, but for the world and what happens in it, which take long to compile."""
+    pytest.importorskip("craftax", reason="the extra craftax is not installed")
+    module = import_module(f"craftax.{package}.envs.craftax_symbolic_env")
+
+    class State(NamedTuple):
+        achievements: jax.Array
+
+    def one_more(key, state, action, params, static):
+        return State(state.achievements.at[state.achievements.sum()].set(True)), 0.0
+
+    none = State(jnp.zeros(len(module.Achievement), bool))
+    monkeypatch.setattr(module, "generate_world", lambda key, params, static: none)
+    monkeypatch.setattr(module, "craftax_step", one_more)
+    monkeypatch.setattr(module, "render_craftax_symbolic", lambda state: jnp.zeros(3))
+    monkeypatch.setattr(module, "is_game_over", lambda state, *settings: jnp.zeros((), bool))
+    told = rows(build(f"craftax/{option}", max_episode_steps=4, resets=None), 4)
+    assert told.last[-1] and told.discount.all()
+    done = {name: x[-1] for name, x in told.info.items() if name.startswith("Achievements/")}
+    assert len(done) == len(module.Achievement) and sorted(done.values())[-5:] == [0, 100, 100, 100, 100]
+    assert done["Achievements/collect_wood"] == 100
+    if option == "classic":
+        np.testing.assert_allclose(told.info["score"][-1], 101 ** (4 / 22) - 1, rtol=1e-4)
 
 
 @pytest.mark.slow
