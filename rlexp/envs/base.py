@@ -35,7 +35,8 @@ class Env(NamedTuple):
     # What it reads and never changes, such as maps: arrays. Inside the program its module is asked again,
     # `make(config, shared=those arrays)`, so that they are one copy and no constants.
     shared: PyTree = ()
-    draw: Callable[[EnvState], Any] | None = None  # a state of one environment -> uint8 [H, W, 3], in Python
+    # A state as `reset` and `step` give it, not one of `batch` -> uint8 [H, W, 3], in Python.
+    draw: Callable[[EnvState], Any] | None = None
 
 
 def batched(env: Env) -> Batched:

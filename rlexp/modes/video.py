@@ -109,7 +109,7 @@ def _played(env: Env | HostEnv, key: Any) -> Any:
             while True:
                 action = yield timestep, _told(opened) if opened.draw else show(timestep.obs)  # type: ignore[misc]
                 timestep = opened.step(action)
-    envs = batched(env)
+    envs = batched(env._replace(batch=None))  # one alone waits for no reset, and `draw` takes its state
     step, (state, timestep) = jax.jit(envs.step), jax.jit(envs.reset)(jax.random.split(key, 1))
     while True:
         one = jax.device_get(jax.tree.map(lambda x: x[0], state))

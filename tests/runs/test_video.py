@@ -73,17 +73,25 @@ def test_what_breaks_while_it_is_filmed_leaves_no_file(walked, tmp_path, monkeyp
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("name", ["gymnax/cartpole", "gymnax/four_rooms", "gymnax/catch", "gymnax/breakout"])
-def test_compiled_environments_draw_themselves_or_show_what_is_observed(name):
-    env = build(f"env={name}", *(["network=cnn"] if name == "gymnax/breakout" else [])).env_of(
-        build(f"env={name}").settings
-    )
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env=gymnax/cartpole",
+        "env=gymnax/cartpole env.resets=2",
+        "env=gymnax/four_rooms",
+        "env=gymnax/catch",
+        "env=gymnax/breakout network=cnn",
+    ],
+)
+def test_compiled_environments_draw_themselves_or_show_what_is_observed(line):
+    experiment = build(*line.split())
+    env = experiment.env_of(experiment.settings)
     played = video._played(env, jax.random.key(0))
     _, first = next(played)
     *_, (_, second) = [played.send(np.ones((1,), np.int32)) for _ in range(6)]
     for picture in (first, second):
         assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[-1] == 3 and picture.max() > 0
-    assert (first != second).any() or name == "gymnax/four_rooms"  # a wall
+    assert (first != second).any() or line == "env=gymnax/four_rooms"  # a wall
 
 
 @pytest.mark.parametrize(
