@@ -12,6 +12,7 @@ They act on a whole batch, so that what `resets` of the inner environment does s
 environment's `max_episode_steps`. Returns that are logged are of the rewards that the agent sees.
 """
 
+import functools
 import inspect
 from typing import Any, NamedTuple
 
@@ -67,6 +68,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     if isinstance(env, HostEnv):
         raise ConfigError(f"env.inner: {env.spec.name} runs on the host; only compiled ones are wrapped")
     envs = batched(env)
+    alone = batched(env._replace(batch=None))  # of one alone the inner state is what `env.draw` takes
     spec = _spec(config, env.spec)
 
     def see(obs: PyTree, keys: jax.Array) -> PyTree:
@@ -100,7 +102,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
             return jax.tree_util.tree_map_with_path(lambda path, leaf: one(path, None, leaf), obs)
         return jax.tree_util.tree_map_with_path(one, old, obs)
 
-    def reset(keys: jax.Array) -> tuple[State, TimeStep]:
+    def reset(envs: Batched, keys: jax.Array) -> tuple[State, TimeStep]:
         own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
         inner, timestep = envs.reset(keys)
         seen = stacked(None, see(timestep.obs, own), timestep.first)
@@ -109,7 +111,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         state = State(inner, own, jnp.ones((num,), jnp.int32), timestep.first, timestep.last, nothing, seen)
         return state, timestep._replace(obs=seen)
 
-    def step(state: State, action: Any) -> tuple[State, TimeStep]:
+    def step(envs: Batched, state: State, action: Any) -> tuple[State, TimeStep]:
         keys = jax.vmap(jax.random.fold_in)(state.key, state.steps)
         noise_keys, sticky_keys = (jax.vmap(jax.random.fold_in, (0, None))(keys, i) for i in range(2))
         if config.sticky:
@@ -131,12 +133,15 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         return after, row._replace(obs=seen, reward=reward)
 
     def reset_one(key: Key) -> tuple[State, TimeStep]:
-        return jax.tree.map(lambda x: x[0], reset(key[None]))
+        return jax.tree.map(lambda x: x[0], reset(alone, key[None]))
 
     def step_one(state: State, action: Any) -> tuple[State, TimeStep]:
-        return jax.tree.map(lambda x: x[0], step(*jax.tree.map(lambda x: x[None], (state, jnp.asarray(action)))))
+        state, action = jax.tree.map(lambda x: x[None], (state, jnp.asarray(action)))
+        return jax.tree.map(lambda x: x[0], step(alone, state, action))
 
-    return Env(spec, reset_one, step_one, Batched(reset, step, envs.differentiates), env.shared)
+    batch = Batched(functools.partial(reset, envs), functools.partial(step, envs), envs.differentiates)
+    draw = None if env.draw is None else (lambda state: env.draw(state.inner))  # type: ignore[misc]
+    return Env(spec, reset_one, step_one, batch, env.shared, draw)
 
 
 def _spec(config: Config, inner: EnvSpec) -> EnvSpec:

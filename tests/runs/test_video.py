@@ -78,6 +78,7 @@ def test_what_breaks_while_it_is_filmed_leaves_no_file(walked, tmp_path, monkeyp
     [
         "env=gymnax/cartpole",
         "env=gymnax/cartpole env.resets=2",
+        "env=wrapped env.inner.resets=2 env.sticky=0.1",
         "env=gymnax/four_rooms",
         "env=gymnax/catch",
         "env=gymnax/breakout network=cnn",
