@@ -8,6 +8,9 @@ In the order in which a step goes through them, each null or 0 where it is not w
   observation_noise  normal noise of this deviation is added to the numbers that are seen, anew at every step
   frame_stack     the last so many observations side by side, the newest last; at an episode's start its first one, repeated
 
+Neither sticky nor action_repeat does what an "action_mask" forbids: where the last action is not allowed the given one is
+taken, and a repeat ends where its action is not allowed any more.
+
 They act on a whole batch, so that what `resets` of the inner environment does stays as it is. A time limit is the inner
 environment's `max_episode_steps`. Returns that are logged are of the rewards that the agent sees.
 """
@@ -18,11 +21,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlexp.config import ConfigError, Few, Fraction, Host, NonNegative, Part, Positive, load_module, schema
 from rlexp.envs.base import Env, HostEnv, action_struct, batched
 from rlexp.envs.waiting import Batched
-from rlexp.types import EnvSpec, Key, PyTree, TimeStep
+from rlexp.types import Continuous, EnvSpec, Groups, Key, MultiDiscrete, PyTree, TimeStep
 
 
 @schema
@@ -116,11 +120,13 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         noise_keys, sticky_keys = (jax.vmap(jax.random.fold_in, (0, None))(keys, i) for i in range(2))
         if config.sticky:
             drawn = jax.vmap(lambda k: jax.random.bernoulli(k, config.sticky))(sticky_keys)
-            sticks = drawn & ~state.first  # an episode's first action has none before it
+            # An episode's first action has none before it.
+            sticks = drawn & ~state.first & _allowed(spec, state.stack, state.action)
             action = _where(sticks, state.action, action)
         inner, row = envs.step(state.inner, action)
         for _ in range(config.action_repeat - 1):
-            over = row.last | row.first  # what began or ended an episode is shown as it is
+            # What began or ended an episode is shown as it is, and so is what forbids the action.
+            over = row.last | row.first | ~_allowed(spec, row.obs, action)
             after, next_row = envs.step(inner, action)
             added = next_row._replace(reward=row.reward + next_row.reward)
             inner, row = _where(over, inner, after), _where(over, row, added)
@@ -151,14 +157,32 @@ def _spec(config: Config, inner: EnvSpec) -> EnvSpec:
         *before, last = leaf.shape or (1,)
         return jax.ShapeDtypeStruct((*before, last * config.frame_stack), leaf.dtype)
 
+    repeats = config.action_repeat if _mask(inner.observation) is None else 1  # one may end at once
     return inner._replace(
         observation=jax.tree_util.tree_map_with_path(more, inner.observation),
-        max_episode_steps=-(-inner.max_episode_steps // config.action_repeat),
+        max_episode_steps=-(-inner.max_episode_steps // repeats),
     )
 
 
 def _is_mask(path: Any) -> bool:
-    return bool(path) and jax.tree_util.keystr(path[:1], simple=True) == "action_mask"
+    return jax.tree_util.keystr(path, simple=True, separator=".") in ("action_mask", "policy.action_mask")
+
+
+def _mask(obs: PyTree) -> Any:
+    """Of all choices side by side; None where the observation has none."""
+    seen = obs.policy if isinstance(obs, Groups) else obs
+    return seen.get("action_mask") if isinstance(seen, dict) else None
+
+
+def _allowed(spec: EnvSpec, obs: PyTree, actions: jax.Array) -> jax.Array:
+    """[B] bool: may they be done where this was seen last?"""
+    mask = _mask(obs)
+    if mask is None or isinstance(spec.action, Continuous):
+        return jnp.ones(actions.shape[:1], bool)
+    sizes = spec.action.num_actions if isinstance(spec.action, MultiDiscrete) else (spec.action.num_actions,)
+    first = jnp.asarray(np.cumsum([0, *sizes[:-1]]), actions.dtype)  # entry of each choice
+    entries = actions.reshape(-1, len(sizes)) + first
+    return jnp.take_along_axis(mask, entries, axis=-1).all(axis=-1)
 
 
 def _where(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:

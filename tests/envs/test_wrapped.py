@@ -58,7 +58,7 @@ def test_an_action_is_repeated_until_the_episode_ends():
             ours = jax.tree.map(lambda x, t=t, b=b: x[t + 1, b], told)
             assert ours.reward == paid and ours.obs["time"] == row.obs["time"]
             assert (ours.first, ours.last, ours.discount) == (row.first, row.last, row.discount)
-    assert made(action_repeat=3).spec.max_episode_steps == 3
+    assert build("env=wrapped", "env.action_repeat=3").spec.max_episode_steps == 167
 
 
 def test_the_last_observations_are_side_by_side():
@@ -100,6 +100,19 @@ def test_a_sticky_action_is_the_last_one_of_the_episode():
     acted = ~half.first[1:] & ~half.first[:-1]
     kept = half.obs["done"][1:, :, 0] == half.obs["done"][:-1, :, 0]
     assert 0.4 < kept[acted].mean() < 0.85  # half of them, and those whose new action is the old one
+
+
+@pytest.mark.parametrize("choices", [[5], [3, 5]])
+@pytest.mark.parametrize("changes", [{"sticky": 1.0}, {"action_repeat": 3}])
+def test_what_is_forbidden_is_neither_repeated_nor_done_once_more(changes, choices):
+    """Of the given actions none is forbidden: the last choice changes from one to the next."""
+    given = np.stack([np.full(T, n - 1) for n in choices[:-1]] + [np.arange(T) % 5], axis=-1)
+    env = made(inner={"module": "forbidding_env", "choices": choices}, **changes)
+    assert env.spec.max_episode_steps == 7
+    state, _ = env.reset(jax.random.key(0))
+    _, told = jax.lax.scan(env.step, state, jnp.asarray(given if choices[:-1] else given[:, 0], jnp.int32))
+    assert not (told.reward < 0).any() and (told.discount == 1).all()
+    assert np.flatnonzero(told.last).tolist() == [6, 14, 22, 30, 38]
 
 
 @pytest.mark.parametrize("changes", [{"action_repeat": 3}, {"observation_noise": 0.5, "frame_stack": 2}])
