@@ -292,6 +292,16 @@ def test_it_trains_in_the_driving_world(tmp_path):
         ),
         ({"params": {"wnd": 1.0}}, r'env\.params\.wnd: neither the world nor a term reads it; did you mean "wind"'),
         (
+            {
+                "inner": node_of("driving/straight"),
+                "observations": [{"function": "ego"}],
+                "rewards": [{"function": "progress", "weight": 1}],
+                "terminations": [],
+                "params": {"collision": 1.0},
+            },
+            r"^env\.params\.collision: neither the world nor a term reads it\. Allowed: density, logged$",
+        ),
+        (
             {"inner": {"module": "counting_env", "resets": None}},
             r"env\.inner: counting_env makes no world for terms; expected driving",
         ),

@@ -108,9 +108,11 @@ def drive(config: Config, state: State, action: jax.Array) -> tuple[State, rewar
 
 def world(config: Config) -> World:
     """The same without a task, for terms. Raises ConfigError."""
+    # What `start` reads; the weights are those of the world's own task.
+    params = {"density": config.params.density, "logged": config.params.logged}
     return World(
         make(config).spec,
-        dataclasses.asdict(config.params),
+        params,
         lambda key, params: start(config, key, params),
         lambda key, state, action, params: drive(config, state, action),
         rewards.metrics,
