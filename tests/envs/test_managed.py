@@ -461,6 +461,32 @@ def test_a_curriculum_goes_on_with_an_environments_own_episodes_and_is_logged():
     np.testing.assert_array_equal(up, 1 + (told.info["termination/far"][:-1] * ends).sum(axis=0))
 
 
+def as_told(value: Any, ended: Any, metric: str, own: Any) -> Any:
+    return ended.told[metric]
+
+
+def test_a_curriculum_is_told_the_numbers_that_are_logged(monkeypatch):
+    world, tallies = point_world.world, ("last", "mean", "max", "sum")
+
+    def telling(config: Any) -> Any:
+        return world(config)._replace(
+            told=lambda happened, state: dict.fromkeys(tallies, state.x), info={how: how for how in tallies[1:]}
+        )
+
+    monkeypatch.setattr(point_world, "world", telling)
+    names = (*tallies, "reward/near")
+    levels = [f"level{i}" for i in range(len(names))]
+    curriculum = [
+        {"param": n, "name": n, "function": "envs.test_managed:as_told", "params": {"metric": m, "own": f"params.{n}"}}
+        for n, m in zip(levels, names, strict=True)
+    ]
+    told, _ = played(made(curriculum=curriculum, params=dict.fromkeys(levels, 0.0)))
+    ends, others = told.last[:-2], np.array([told.info[name][:-2] for name in names])
+    assert ends.sum() > B and (others[:, ends].std(axis=0) > 0).all()  # they are different numbers
+    for name, level in zip(names, levels, strict=True):  # the first row of an episode tells nothing
+        np.testing.assert_allclose(told.info[f"curriculum/{level}"][2:][ends], told.info[name][:-2][ends], rtol=1e-6)
+
+
 MANY = {
     "observations": [
         {"function": "place", "noise": {"function": "gaussian", "params": {"std": 0.1}}, "history_length": 2}

@@ -74,7 +74,7 @@ class State(NamedTuple):
     seen: tuple[Memory, ...]
     acting: Acting
     kept: Kept
-    ended: Ended | tuple[()]  # what a curriculum would be told if this were the end; () without one
+    ended: Ended | tuple[()]  # what a curriculum would be told if this were the end, of means the sums; () without one
 
 
 def make(config: Config) -> Env:
@@ -91,6 +91,7 @@ def make(config: Config) -> Env:
     spec = world.spec
     limit, struct = spec.max_episode_steps, action_struct(spec)
     no_action = jnp.zeros(struct.shape, struct.dtype)
+    info: dict[str, Tally] = {**world.info, **{f"reward/{term.name}": "sum" for term, _ in tasks.rewards}}
 
     def base_of(traced: Mapping[str, Any]) -> dict[str, Any]:
         return {name: jnp.asarray(value, jnp.float32) for name, value in {**world.params, **traced}.items()}
@@ -110,8 +111,10 @@ def make(config: Config) -> Env:
     def after(key: Key, state: State, traced: Mapping[str, Any]) -> tuple[State, PyTree]:
         base = base_of(traced)
         kept = state.kept
-        if isinstance(state.ended, Ended):
-            kept = tasks.changes.next(kept, state.ended, base)
+        if isinstance(ended := state.ended, Ended):
+            steps = jnp.maximum(ended.length, 1.0)  # under vmap it is computed for all, also after no step
+            told = {name: x / steps if info.get(name) == "mean" else x for name, x in ended.told.items()}
+            kept = tasks.changes.next(kept, ended._replace(told=told), base)
         return begin(key, base, kept, ended_like)
 
     def step(key: Key, state: State, action: Any, traced: Mapping[str, Any]) -> Transition:
@@ -127,13 +130,15 @@ def make(config: Config) -> Env:
         told = dict(world.told(happened, now)) | ends | paid | tasks.changes.told(state.kept)
         kept, ended = state.kept._replace(steps=state.kept.steps + 1), state.ended
         if isinstance(ended, Ended):
-            total, length = ended.reward + reward, time.astype(jnp.float32)
-            numbers = {name: jnp.asarray(x, jnp.float32) for name, x in told.items()}
+            total, length, numbers = ended.reward + reward, time.astype(jnp.float32), dict[str, jax.Array]()
+            for name, so_far in ended.told.items():  # as `episodic` does for what is logged
+                x, how = jnp.asarray(told[name], jnp.float32), info.get(name, "last")
+                highest = jnp.where(time > 1, jnp.maximum(so_far, x), x)
+                numbers[name] = x if how == "last" else highest if how == "max" else so_far + x
             ended = Ended(length, total, kept.steps.astype(jnp.float32), numbers)
         state = State(moment.state, params, acted, time, seen, acting, kept, ended)
         return Transition(state, obs, reward, terminated, truncated, told)
 
-    info: dict[str, Tally] = {**world.info, **{f"reward/{term.name}": "sum" for term, _ in tasks.rewards}}
     key = jax.random.key(0)
     ended_like: Any = ()  # until it is known what is told at an end
     if tasks.changes.curriculum:

@@ -49,4 +49,4 @@ class Ended(NamedTuple):
     length: jax.Array  # steps, float32
     reward: jax.Array  # their sum
     steps: jax.Array  # of this environment, in all of its episodes, float32
-    told: Mapping[str, jax.Array]  # the world's metrics at its last step
+    told: Mapping[str, jax.Array]  # the numbers that are logged of it, as they are: last, mean, max or sum of its steps
