@@ -60,6 +60,8 @@ def world(config: Config) -> World:
 @remembered
 def _task(config: Config) -> tuple[Any, int]:
     """The task as Playground makes it, and its own limit."""
+    if "episode_length" in config.kwargs:
+        raise ConfigError("env.kwargs.episode_length: set env.max_episode_steps instead")
     imported("mujoco", extra="playground").set_mju_user_warning(lambda text: None)  # it would write them into a file
     registry = imported("mujoco_playground", extra="playground").registry
     known("Playground", config.id, registry.ALL_ENVS)

@@ -108,6 +108,12 @@ def test_freeway_of_pgx_is_cut_off_and_does_not_end():
     assert np.flatnonzero(told.last).tolist() == [2599] and told.discount.all()
 
 
+def test_playgrounds_own_limit_is_not_set_beside_ours():
+    """Before anything is imported."""
+    with pytest.raises(ConfigError, match=r"^env\.kwargs\.episode_length: set env\.max_episode_steps instead$"):
+        made("playground", id="CartpoleBalance", kwargs={"episode_length": 5})
+
+
 def test_models_of_menagerie_are_not_downloaded(monkeypatch, tmp_path):
     pytest.importorskip("mujoco_playground", reason="the extra playground is not installed")
     from mujoco_playground._src import mjx_env
