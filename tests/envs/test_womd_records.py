@@ -2,6 +2,7 @@
 
 import re
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -220,3 +221,10 @@ def test_the_command_writes_files_that_are_read(drives, tmp_path, capsys, monkey
         main(arguments)
     assert refused.value.code == 2
     assert "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_the_command_makes_no_folder_that_it_cannot_fill(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert main([str(tmp_path / "made" / "here")]) == 2
+    assert "google_crc32c is not installed; pip install 'rlexp[womd]' brings it" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlexp.config import ConfigError
 from rlexp.envs.driving.scenario import KINDS
+from rlexp.envs.suites import imported
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{str(folder)!r} is there already, and nothing is overwritten")
     made = generate.records(tuple(asked.scenarios), asked.num, seed=asked.seed)
     try:
+        imported("google_crc32c", extra="womd")  # which writing needs: before a folder is made
         folder.mkdir(parents=True)
         for i in range(asked.files):
             of_file = asked.num * (i + 1) // asked.files - asked.num * i // asked.files
