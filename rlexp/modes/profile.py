@@ -1,7 +1,8 @@
 """`run=profile`: where the time of a run goes. Chunks of the real program are timed, then a few are traced.
 
 Two kinds of numbers, which need not agree to the last digit:
-  clocks  compilation, a chunk, one evaluation, the host's work between chunks; rollout and update, each compiled apart
+  clocks  compilation, a chunk, one evaluation, the host's work between chunks; rollout and update, each compiled apart; the
+          environment alone, and with inference
   trace   what the devices did inside whole chunks: collectives, copies to the host, the most expensive operations
 """
 
@@ -19,6 +20,7 @@ from jax.profiler import ProfileData, ProfileOptions, StepTraceAnnotation
 
 from rlexp.experiment import Experiment
 from rlexp.loggers import jsonl
+from rlexp.modes import three_way
 from rlexp.modes.compilation import no_compilation_cache
 from rlexp.storage import rundir, store
 from rlexp.training import program
@@ -150,16 +152,31 @@ def _clocks(
     lines.unlink()
     chunk_s, rollout_s, update_s, evaluation_s, fetch_s, write_s = map(median, zip(*rounds, strict=True))
     parts = {"chunk": chunk_s, "rollout": rollout_s, "update": update_s}
+    training = lead.env_steps_per_update * num_updates / chunk_s
     return run, {
         "repetitions": _REPETITIONS,
         "updates_per_chunk": num_updates,
         "env_steps_per_update": lead.env_steps_per_update,
-        "env_steps_per_second": lead.env_steps_per_update * num_updates / chunk_s,
+        "env_steps_per_second": training,
+        "three_way": _three_way(lead, layout, run, shared, training) if lead.steps_environments else None,
         "seconds_per_update": {name: seconds / num_updates for name, seconds in parts.items()},
         "evaluation": {"seconds": evaluation_s, "episodes": lead.config.eval.num_episodes},
         "host_per_chunk": {"fetch_s": fetch_s, "write_s": write_s},
         "fetched_per_chunk": {"arrays": len(fetched), "bytes": sum(x.nbytes for x in fetched)},
     }
+
+
+def _three_way(lead: Experiment, layout: Layout, run: Run, shared: Shared, training: float) -> dict[str, Any]:
+    """Medians again; acting and stepping take turns, the first round compiles. `training`: environment steps a second."""
+    parts = three_way.programs(lead, layout)
+    worlds, rounds = parts.begin(run, shared), list[tuple[float, float]]()
+    for i in range(_REPETITIONS + 1):
+        acting_s, (later, (actions, _)) = _timed(parts.act, run, shared, worlds, jax.random.key(i))
+        step_s, _ = _timed(parts.step, run, shared, worlds[:2], actions)
+        rounds.append((step_s, acting_s))
+        worlds = later
+    step_s, acting_s = map(median, zip(*rounds[1:], strict=True))
+    return three_way.report(step=parts.env_steps / step_s, acting=parts.env_steps / acting_s, training=training)
 
 
 def _host_clocks(lead: Experiment, compiled: Program, run: Run, update: int) -> tuple[Run, dict[str, Any]]:
@@ -174,14 +191,16 @@ def _host_clocks(lead: Experiment, compiled: Program, run: Run, update: int) -> 
         rounds.append(
             (seconds, evaluation_s, *(float(mean(metrics[f"time/{name}_share"])[0]) for name in Shares.NAMES))
         )
-    chunk_s, evaluation_s, *shares = map(median, zip(*rounds, strict=True))
+    chunk_s, evaluation_s, *medians = map(median, zip(*rounds, strict=True))
+    shares = dict(zip(Shares.NAMES, medians, strict=True))
     return run, {
         "repetitions": _REPETITIONS,
         "updates_per_chunk": num_updates,
         "env_steps_per_update": lead.env_steps_per_update,
         "env_steps_per_second": lead.env_steps_per_update * num_updates / chunk_s,
         "seconds_per_update": {"chunk": chunk_s / num_updates},
-        "shares": dict(zip(Shares.NAMES, shares, strict=True)),
+        "shares": shares,
+        "bound_by": max(shares, key=lambda name: shares[name]),
         "evaluation": {"seconds": evaluation_s, "episodes": lead.config.eval.num_episodes},
     }
 
@@ -292,7 +311,8 @@ def _print_shares(report: dict[str, Any], run_dir: Path) -> None:
     print(f"{report['env_steps_per_second']:,.0f} environment steps/s\n")
     for name, share in report["shares"].items():
         print(f"{name:<12}{share:>6.1%}{1e3 * share * update_s:>12,.3f} ms  {_MEANT[name]}")
-    print(f"\nAll numbers: {run_dir / 'profile.json'}; the trace of the learning: {run_dir / 'profile'}")
+    print(f"\nBound by {report['bound_by']}.")
+    print(f"All numbers: {run_dir / 'profile.json'}; the trace of the learning: {run_dir / 'profile'}")
 
 
 def _print(report: dict[str, Any], run_dir: Path) -> None:
@@ -319,6 +339,11 @@ def _print(report: dict[str, Any], run_dir: Path) -> None:
     for name, seconds, note in rows:
         took = f"{seconds:,.1f} s " if seconds >= 10 else f"{1e3 * seconds:,.3f} ms"
         print(f"{name:<18}{took:>13}  {note}")
+    if ways := report["three_way"]:
+        speeds, bound = ways["env_steps_per_second"], ways["bound_by"]
+        print(f"\nEnvironment steps/s: {speeds['step']:,.0f} of the environment alone,")
+        print(f"{speeds['with_inference']:,.0f} with inference, {speeds['training']:,.0f} of training;")
+        print(f"bound by {bound}, {ways['shares'][bound]:.0%} of the time")
     print("\nRollout and update are compiled apart, so they need not add up. The dearest operations of an update:\n")
     for op in trace["operations"]:
         cost = f"{1e3 * op['seconds']:>10,.3f} ms {op['share']:>5.1%} {op['count']:>9,.1f} times"

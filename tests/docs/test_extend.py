@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import build
+
+from rlexp.algos.common import epochs_and_minibatches
+from rlexp.compose import search_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs/how-to/extend.md").read_text()
@@ -25,6 +29,18 @@ def folder(tmp_path_factory):
         (folder / name).write_text(text)
     (folder / "my_game/__init__.py").touch()
     return folder
+
+
+def test_the_large_run_and_the_smaller_one_have_the_minibatches_that_the_page_says(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    first, then = (shlex.split(x) for x in re.findall(r"^    python -m rlexp (.*num_envs.*)$", PAGE, re.MULTILINE))
+    assert first[:2] == ["--config-dir", "conf"] and then[:2] == ["resume=large", "checkpoint.restore=params"]
+    large = [*search_path(str(folder / "conf")), *first[2:-1]]
+    for overrides, minibatches in ((large, (1, 64)), ([*large, *then[1:-1]], (4, 8))):
+        experiment = build(*overrides)
+        algo = experiment.config.algo
+        assert epochs_and_minibatches(algo, 1) == minibatches
+        assert experiment.env_steps_per_update == 8192 * minibatches[1]
 
 
 def run(folder: Path, command: str) -> subprocess.CompletedProcess:

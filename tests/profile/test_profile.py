@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from jax.profiler import ProfileData
 
-from rlexp.modes import profile
+from rlexp.modes import profile, three_way
 from rlexp.storage import rundir
 from rlexp.training import program
 from rlexp.training.loop import Member, layout_of
+from rlexp.training.parts import stacked_settings
 from tests.support import build, train
 
 pytestmark = pytest.mark.timeout(300)  # several programs are compiled, some in a process of their own
@@ -100,6 +101,9 @@ def test_all_parts_are_measured(one_device: Path) -> None:
     assert report["fetched_per_chunk"]["bytes"] >= 4 * report["fetched_per_chunk"]["arrays"]
     assert report["env_steps_per_update"] == 32
     assert report["env_steps_per_second"] == pytest.approx(32 / report["seconds_per_update"]["chunk"])
+    speeds = report["three_way"]["env_steps_per_second"]
+    assert min(speeds.values()) > 0 and speeds["training"] == report["env_steps_per_second"]
+    assert sum(report["three_way"]["shares"].values()) == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -156,6 +160,7 @@ def test_the_table(four_devices: Profiled) -> None:
         "host",
         "device to host",
         "all-reduce",
+        "of the environment alone",
     ):
         assert words in four_devices.text
     assert str(four_devices.dir / "profile.json") in four_devices.text
@@ -189,6 +194,33 @@ def test_takes_the_parameters_alone(trained: Path) -> None:
     np.testing.assert_array_equal(run.state.step, [0])
     before, after = jax.tree.leaves(fresh.state.params), jax.tree.leaves(run.state.params)
     assert not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    "mesh", [pytest.param((), marks=pytest.mark.slow), ("hardware.emulate=true", "hardware.mesh.data=2")]
+)
+def test_the_environment_alone_takes_the_steps_that_the_policy_took(mesh: tuple[str, ...]) -> None:
+    lead = build(*SMALL, "env=gymnax/catch", "shards=2", *mesh)
+    layout = layout_of([lead])
+    state = jax.jit(lead.algorithm.init)(jax.random.key(0), {name: np.float32(x) for name, x in lead.hp.items()})
+    run = program.Run(jax.tree.map(lambda x: x[None], state), (), stacked_settings([lead]))
+    parts = three_way.programs(lead, layout)
+    worlds = parts.begin(run, lead.shared)
+    later, (actions, _) = parts.act(run, lead.shared, worlds, jax.random.key(1))
+    alone = parts.step(run, lead.shared, worlds[:2], actions)
+    assert parts.env_steps == 8 * 1024 and actions.shape == (2, 1024, 4)
+    assert jax.tree.leaves(later[0])[0].shape[:2] == (2, 4) and len(np.unique(actions)) == 3
+    for ours, theirs in zip(jax.tree.leaves(alone), jax.tree.leaves(later[:2]), strict=True):
+        if not jax.numpy.issubdtype(ours.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(alone[0].steps, worlds[0].steps + 1024)
+
+
+def test_what_a_run_is_bound_by() -> None:
+    found = three_way.report(step=4e6, acting=2e6, training=1e6)
+    assert found["shares"] == pytest.approx({"environment": 0.25, "inference": 0.25, "learning": 0.5})
+    assert found["bound_by"] == "learning"
+    assert three_way.report(step=1e6, acting=1.1e6, training=9e5)["bound_by"] == "environment"  # clocks differ a little
 
 
 # --- traces of other platforms, as their profilers write them --------------------------------------------------------

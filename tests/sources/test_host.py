@@ -335,6 +335,7 @@ def test_a_profile_has_the_shares_of_the_time(place, capsys):
     report = rundir.read_json(profiled.dir / "profile.json")
     assert sorted(report["shares"]) == ["acting", "copying", "learning", "waiting"]
     assert sum(report["shares"].values()) == pytest.approx(1, abs=0.2)  # medians
+    assert report["shares"][report["bound_by"]] == max(report["shares"].values())
     assert report["env_steps_per_second"] > 0 and "learning" in capsys.readouterr().out
 
 
