@@ -100,9 +100,9 @@ def make(
             f"algo.source.max_message_bytes: {config.max_message_bytes} is less than the {rows.num_bytes} of the "
             f"{of_worker} environments of a worker; allow more, or take more workers"
         )
-    if config.max_message_bytes > wire.MOST_BYTES:
+    if config.max_message_bytes > wire.MOST:
         raise ConfigError(
-            f"algo.source.max_message_bytes: {config.max_message_bytes} is more than gRPC counts; at most {wire.MOST_BYTES}"
+            f"algo.source.max_message_bytes: {config.max_message_bytes} is more than gRPC counts; at most {wire.MOST}"
         )
     if config.inference_batch is not None and config.inference_batch < of_worker:
         raise ConfigError(

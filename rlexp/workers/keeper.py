@@ -131,7 +131,8 @@ def check_jobs(parameters: dict[str, Any]) -> None:
     try:
         submitit.AutoExecutor(tempfile.gettempdir(), cluster="slurm").update_parameters(**parameters)
     except Exception as error:  # NameError, AssertionError and others, over several lines
-        raise ConfigError(f"algo.source.slurm: {str(error).strip().splitlines()[0]}") from error
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"algo.source.slurm: {said[0]}") from error
 
 
 def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, Any]) -> Start:

@@ -27,7 +27,7 @@ SERVICE, METHOD = "rlexp.Inference", "Play"
 TOKEN_KEY = "rlexp-token"  # of the call's metadata
 PROTOCOL = 1  # a worker of another version is turned away
 _HEADER = struct.Struct("<B3xI")
-MOST_BYTES = _MOST = 2**31 - 1  # of a message, and milliseconds, as gRPC counts them
+MOST = 2**31 - 1  # bytes of a message, or milliseconds, as gRPC counts them
 
 
 class Kind(enum.IntEnum):
@@ -160,7 +160,7 @@ def _name(kind: int) -> str:
 
 def options(max_message_bytes: int, silence_s: float) -> list[tuple[str, Any]]:
     """Of gRPC, for both ends: who does not answer a ping within half of `silence_s` is gone."""
-    half_ms = min(_MOST, max(500, int(500 * silence_s)))
+    half_ms = min(MOST, max(500, int(500 * silence_s)))
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),

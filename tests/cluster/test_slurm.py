@@ -417,10 +417,16 @@ def test_optuna_asks_whenever_a_task_is_free(sweeps):
     def finished() -> int:
         return sum(entry.status == "finished" for entry in sweeps.jobs())
 
+    def python() -> list[int]:
+        """Of tasks; srun and their scripts are others."""
+        command = ["pgrep", "-f", f"submitit.core._submit {sweeps.directory}"]
+        pids = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+        names = {int(pid): Path(f"/proc/{pid}/comm") for pid in pids}
+        return [pid for pid, name in names.items() if name.exists() and name.read_text().startswith("python")]
+
     parent = sweeps.start(*line)
-    sweeps.wait(lambda: sweeps.starts() == 2, "two tasks to train")
-    found = subprocess.run(["pgrep", "-f", f"submitit.core._submit {sweeps.directory}"], capture_output=True, text=True)
-    held = next(int(pid) for pid in found.stdout.split() if Path(f"/proc/{pid}/comm").read_text().startswith("python"))
+    sweeps.wait(python, "a task to begin")
+    held = python()[0]  # long before it can be over
     os.kill(held, signal.SIGSTOP)
     try:
         sweeps.wait(lambda: finished() >= 2, "others to end")

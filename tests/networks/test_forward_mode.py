@@ -10,7 +10,7 @@ from rlexp.config import Config, load_module, parse
 from rlexp.networks.base import net
 from rlexp.networks.heads import head_on
 
-SIZES = ("mlp_1m", "mlp_5m", "mlp_25m")  # of mlp: small, they are all one
+SIZES = ("mlp_1m", "mlp_5m", "mlp_25m", "nature_cnn")  # of mlp and cnn: small, they are all one
 NETWORKS = sorted({path.stem for path in (compose.CONF_DIR / "network").glob("*.yaml")} - {*SIZES})
 OBSERVATION = {"image": jax.ShapeDtypeStruct((5, 5, 2), jnp.float32), "speed": jax.ShapeDtypeStruct((3,), jnp.float32)}
 SMALL = {"hidden": [6], "features": [3], "units": 8, "heads": 2, "context": 3, "layers": 1}

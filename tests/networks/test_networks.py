@@ -264,7 +264,11 @@ def test_every_yaml_builds_a_torso(name):
     node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     module = load_module(node["module"], "network")
     config, _ = parse(node, module.Config, "network")
-    observation = struct(10, 10, 4, dtype=bool) if name == "cnn" else struct(4)  # MinAtar, CartPole
+    images = {
+        "cnn": struct(10, 10, 4, dtype=bool),
+        "nature_cnn": struct(84, 84, 4, dtype=np.uint8),
+    }  # MinAtar's, Atari's
+    observation = images.get(name, struct(4))
     torso = module.make(config, observation=observation, dtype=jnp.float32)
     features, _ = jax.eval_shape(torso.init_with_output, jax.random.key(0), draw(observation, 2))
     assert features.shape == (2, config.hidden[-1])
@@ -335,7 +339,7 @@ def test_a_scale_multiplies_every_initialiser():
 
 @pytest.mark.parametrize("network", sorted(path.stem for path in CONF.glob("*.yaml")))
 def test_every_network_has_the_choice_for_all_its_kernels_and_is_orthogonal_by_default(network):
-    observation = struct(5, 5, 2) if network == "cnn" else VECTOR
+    observation = {"cnn": struct(5, 5, 2), "nature_cnn": struct(36, 36, 1)}.get(network, VECTOR)
     before = ["network.torso.initialiser=lecun_normal"] * (network in ("gru", "lstm", "transformer"))
 
     def decompositions(*overrides):

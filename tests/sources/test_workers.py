@@ -228,7 +228,7 @@ def test_who_ends_as_the_run_does_is_not_started_anew():
 
 
 def test_any_silence_and_size_that_is_allowed_suits_grpc():
-    assert max(value for _, value in wire.options(wire.MOST_BYTES, 1e7)) == 2**31 - 1
+    assert max(value for _, value in wire.options(wire.MOST, 1e7)) == 2**31 - 1
 
 
 def test_a_worker_with_the_note_of_a_learner_that_was_killed_looks_again(tmp_path, monkeypatch):
