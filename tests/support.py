@@ -170,10 +170,14 @@ from rlexp.storage.checkpoint import *
 write = checksums.write
 
 def held(step, parts):
-    if step.name.startswith("{update}.") and not Path("{place}/saving").exists():
-        Path("{place}/saving").touch()
-        while not Path("{place}/go_on").exists():
-            time.sleep(0.01)
+    if step.name.startswith("{update}."):
+        try:
+            Path("{place}/saving").touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            while not Path("{place}/go_on").exists():
+                time.sleep(0.01)
     write(step, parts)
 
 checksums.write = held
@@ -182,7 +186,8 @@ checksums.write = held
 
 def hold_save(directory: Path, update: int) -> str:
     """Makes a checkpoint module, and gives its name: the first save of the update waits until there is a file `go_on`, once it
-    has written all files and before their directory has its final name. Then there is a file `saving`.
+    has written all files and before their directory has its final name. Then there is a file `saving`. Of several processes
+    one is held.
     """
     (directory / "held_save.py").write_text(_HELD_SAVE.format(update=update, place=directory))
     return "held_save"

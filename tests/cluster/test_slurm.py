@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -408,35 +407,26 @@ def test_a_tournament_is_tasks_of_an_array(sweeps):
 def test_optuna_asks_whenever_a_task_is_free(sweeps):
     """One of two tasks is held while all others come and go at its side, and the parent dies in between: nothing is asked, or
     trained, twice."""
+    module = hold_save(sweeps.directory, 3000)
+    sweeps.env["PYTHONPATH"] += os.pathsep + str(sweeps.directory)
     line = (
         "-m", "hydra.sweep.dir=sweep", *SMALL, "launcher=slurm", "launcher.cpus=2", "launcher.array_parallelism=2",
         "sweeper=optuna", "sweeper.batch=async", "sweeper.num_trials=5", "algo.hp.lr=tag(log, interval(1e-4, 1e-2))",
-        "algo.num_epochs=1", "total_env_steps=640000", "checkpoint.every_updates=3000",
+        "algo.num_epochs=1", "total_env_steps=640000", "checkpoint.every_updates=3000", f"checkpoint.module={module}",
     )  # fmt: skip
 
     def finished() -> int:
         return sum(entry.status == "finished" for entry in sweeps.jobs())
 
-    def python() -> list[int]:
-        """Of tasks; srun and their scripts are others."""
-        command = ["pgrep", "-f", f"submitit.core._submit {sweeps.directory}"]
-        pids = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-        names = {int(pid): Path(f"/proc/{pid}/comm") for pid in pids}
-        return [pid for pid, name in names.items() if name.exists() and name.read_text().startswith("python")]
-
     parent = sweeps.start(*line)
-    sweeps.wait(python, "a task to begin")
-    held = python()[0]  # long before it can be over
-    os.kill(held, signal.SIGSTOP)
-    try:
-        sweeps.wait(lambda: finished() >= 2, "others to end")
-        parent.kill()
-        parent.wait()
-        parent = sweeps.start(*line)
-        sweeps.wait(lambda: finished() == 4, "all others to end")
-        sweeps.wait(lambda: len(sweeps.in_slurm()) == 1, "their jobs to be gone")
-    finally:
-        os.kill(held, signal.SIGCONT)
+    sweeps.wait((sweeps.directory / "saving").exists, "a task to save, which is held")
+    sweeps.wait(lambda: finished() >= 2, "others to end")
+    parent.kill()
+    parent.wait()
+    parent = sweeps.start(*line)
+    sweeps.wait(lambda: finished() == 4, "all others to end")
+    sweeps.wait(lambda: len(sweeps.in_slurm()) == 1, "their jobs to be gone")
+    (sweeps.directory / "go_on").touch()
     assert parent.wait(400) == 0, sweeps.said()
     assert [(e.status, e.attempt) for e in sweeps.jobs()] == [("finished", 1)] * 5
     import optuna
