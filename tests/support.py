@@ -161,6 +161,7 @@ def assert_same(ours: Path, theirs: Path) -> None:
 
 
 _HELD_SAVE = """
+import contextlib
 import time
 from pathlib import Path
 
@@ -171,11 +172,8 @@ write = checksums.write
 
 def held(step, parts):
     if step.name.startswith("{update}."):
-        try:
+        with contextlib.suppress(FileExistsError):
             Path("{place}/saving").touch(exist_ok=False)
-        except FileExistsError:
-            pass
-        else:
             while not Path("{place}/go_on").exists():
                 time.sleep(0.01)
     write(step, parts)

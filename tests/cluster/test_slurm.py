@@ -94,6 +94,11 @@ class Sweeps:
         """How often a worker has begun to train."""
         return sum(path.read_text().count("[true") for path in self.directory.glob("*/workers/*.jsonl"))
 
+    def hold_save(self, update: int) -> str:
+        """The name of a checkpoint module, see support.hold_save, that command lines from here on can import."""
+        self.env["PYTHONPATH"] += os.pathsep + str(self.directory)
+        return hold_save(self.directory, update)
+
     def wait(self, holds, what: str) -> None:
         try:
             self.cluster.wait_until(holds, what, timeout_s=200)
@@ -243,8 +248,7 @@ def test_the_time_is_over_and_wandb_runs_go_on(sweeps, cluster):
 def test_a_worker_is_killed(sweeps, cluster, undisturbed):
     """By Slurm, when its time is over and it is still saving; then by kill -9, which fails its Slurm job. The parent submits the
     pack again, which goes on from its checkpoint."""
-    module = hold_save(sweeps.directory, 3000)
-    sweeps.env["PYTHONPATH"] += os.pathsep + str(sweeps.directory)
+    module = sweeps.hold_save(3000)
     line = ("-m", "hydra.sweep.dir=sweep", *SMALL, *LONG, "launcher=slurm", "algo.num_epochs=1")
     parent = sweeps.start(*line, f"checkpoint.module={module}")
     sweeps.wait((sweeps.directory / "saving").exists, "it to save")
@@ -278,8 +282,7 @@ def test_a_node_is_given_up(sweeps, cluster, undisturbed):
 
 
 def test_urgent_jobs_preempt_within_a_save(sweeps, cluster, undisturbed):
-    module = hold_save(sweeps.directory, 3000)
-    sweeps.env["PYTHONPATH"] += os.pathsep + str(sweeps.directory)
+    module = sweeps.hold_save(3000)
     parent = sweeps.start(
         "-m",
         "hydra.sweep.dir=sweep",
@@ -407,8 +410,7 @@ def test_a_tournament_is_tasks_of_an_array(sweeps):
 def test_optuna_asks_whenever_a_task_is_free(sweeps):
     """One of two tasks is held while all others come and go at its side, and the parent dies in between: nothing is asked, or
     trained, twice."""
-    module = hold_save(sweeps.directory, 3000)
-    sweeps.env["PYTHONPATH"] += os.pathsep + str(sweeps.directory)
+    module = sweeps.hold_save(3000)
     line = (
         "-m", "hydra.sweep.dir=sweep", *SMALL, "launcher=slurm", "launcher.cpus=2", "launcher.array_parallelism=2",
         "sweeper=optuna", "sweeper.batch=async", "sweeper.num_trials=5", "algo.hp.lr=tag(log, interval(1e-4, 1e-2))",

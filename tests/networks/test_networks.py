@@ -265,9 +265,9 @@ def test_every_yaml_builds_a_torso(name):
     module = load_module(node["module"], "network")
     config, _ = parse(node, module.Config, "network")
     images = {
-        "cnn": struct(10, 10, 4, dtype=bool),
-        "nature_cnn": struct(84, 84, 4, dtype=np.uint8),
-    }  # MinAtar's, Atari's
+        "cnn": struct(10, 10, 4, dtype=bool),  # MinAtar
+        "nature_cnn": struct(84, 84, 4, dtype=np.uint8),  # Atari
+    }
     observation = images.get(name, struct(4))
     torso = module.make(config, observation=observation, dtype=jnp.float32)
     features, _ = jax.eval_shape(torso.init_with_output, jax.random.key(0), draw(observation, 2))
