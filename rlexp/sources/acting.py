@@ -292,7 +292,7 @@ class Acting:
         *obs, first, last = before[2 + len(self._env.info) :]
         reward, discount, *info = arrays[: 2 + len(self._env.info)]
         valid = 1 - last.astype(np.float32)  # after a last row comes a reset, which is no transition
-        player.episode_return = valid * player.episode_return + reward
+        player.episode_return = valid * (player.episode_return + reward)
         player.episode_length = valid * (player.episode_length + 1)
         if self._unrolls.under_way(player.life) is None:  # it has ended early
             return

@@ -49,7 +49,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         action, carry, extras = act(policy, data.carry, before, key)
         env_state, after = envs.step(data.env_state, clip_action(env.spec, action))
         valid = 1.0 - before.last.astype(jnp.float32)  # after a last row comes a reset, or waiting: no transition
-        episode_return = valid * data.episode_return + after.reward
+        episode_return = valid * (data.episode_return + after.reward)
         episode_length = valid * (data.episode_length + 1.0)
         last = valid * after.last.astype(jnp.float32)  # an environment that waits shows its last row again
         num_episodes = jnp.sum(last)

@@ -26,6 +26,7 @@ from rlexp.training import loop, metrics, program
 from rlexp.training.loop import Member, Resume, layout_of, train_pack
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
 from rlexp.training.shares import Shares
+from rlexp.types import AGENT_STEPS
 
 CARTPOLE = (*SMALL, "env=gymnasium/cartpole", "total_env_steps=256", "eval.every_env_steps=128")
 
@@ -67,7 +68,12 @@ def test_trajectories_are_those_of_the_environment_stepped_by_hand():
 
     def opening(num):
         opened = env.open(num)
-        return opened._replace(reset=lambda given: seeds.extend(map(int, given)) or opened.reset(given))
+
+        def step(action):  # some environments pay for a reset, or make an array of what is left over
+            after = opened.step(action)
+            return after._replace(reward=np.where(after.first, 7, after.reward).astype(np.float32))
+
+        return opened._replace(reset=lambda given: seeds.extend(map(int, given)) or opened.reset(given), step=step)
 
     built = build("env=gymnasium/cartpole")
     source = source_of_host.make(
@@ -89,7 +95,7 @@ def test_trajectories_are_those_of_the_environment_stepped_by_hand():
         assert described == jax.tree.map(lambda x: (x.shape, x.dtype), expected[1:])
         now = now or [(game.reset(seed=seed)[0], True, False, 0.0) for game, seed in zip(games, seeds, strict=True)]
         got = jax.tree.map(lambda x: x[0], batch.trajectory)
-        ended = []
+        ended, decided = [], 0
         for t in range(num_steps):
             for b, game in enumerate(games):
                 obs, first, over, played = now[b]
@@ -100,6 +106,7 @@ def test_trajectories_are_those_of_the_environment_stepped_by_hand():
                     now[b] = (game.reset()[0], True, False, 0.0)
                     continue
                 obs, reward, terminated, truncated, _ = game.step(int(got.action[t, b]))
+                decided += 1
                 assert (got.valid[t, b], got.reward[t, b]) == (1, reward)
                 assert got.discount[t, b] == (0 if terminated else 1)
                 now[b] = (obs, False, terminated or truncated, played + reward)
@@ -111,6 +118,7 @@ def test_trajectories_are_those_of_the_environment_stepped_by_hand():
             assert got.first[num_steps, b] == now[b][1]
         assert (metrics["train/return_mean"].sum, metrics["train/return_mean"].count) == (sum(ended), len(ended))
         assert metrics["train/length_mean"].sum == sum(ended)
+        assert metrics[AGENT_STEPS] == (decided, num_steps * num_envs)
     assert kinds == {True, False}
     source.close()
     source.close()
