@@ -205,4 +205,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
-    return normalised_rewards(made) if config.normalize_rewards else made
+    return normalised_rewards(made, config.source) if config.normalize_rewards else made

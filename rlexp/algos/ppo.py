@@ -108,7 +108,7 @@ class Rows(NamedTuple):
 class ByKl(NamedTuple):
     """The state of an optimiser whose learning rate follows the divergence."""
 
-    lr: jax.Array
+    factor: jax.Array  # of hp["lr"], so that who changes that in the middle of a training changes the rate as much
     inner: optax.OptState
 
 
@@ -117,24 +117,28 @@ def descent(hp: dict[str, jax.Array], lr: jax.Array) -> optax.GradientTransforma
     return optax.chain(optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(lr, eps=hp["adam_eps"]))
 
 
-def followed(lr: jax.Array, kl: jax.Array, desired: float) -> jax.Array:
-    """The learning rate after a minibatch of this divergence, as rsl_rl has it (Schwarke et al. 2025, arXiv:2509.10771)."""
-    slower, faster = jnp.maximum(lr / 1.5, 1e-5), jnp.minimum(lr * 1.5, 1e-2)
-    return jnp.where(kl > 2.0 * desired, slower, jnp.where((kl > 0.0) & (kl < desired / 2.0), faster, lr))
+def followed(factor: jax.Array, kl: jax.Array, desired: float, lr: jax.Array) -> jax.Array:
+    """The factor of `lr` after a minibatch of this divergence, as rsl_rl has it (Schwarke et al. 2025, arXiv:2509.10771).
+
+    Their product is moved within 1e-5 and 1e-2.
+    """
+    slower, faster = jnp.maximum(factor / 1.5, 1e-5 / lr), jnp.minimum(factor * 1.5, 1e-2 / lr)
+    return jnp.where(kl > 2.0 * desired, slower, jnp.where((kl > 0.0) & (kl < desired / 2.0), faster, factor))
 
 
-def by_kl(inner: optax.GradientTransformation, lr: jax.Array) -> optax.GradientTransformation:
-    """An optimiser that keeps the learning rate of its last step in its state."""
+def by_kl(inner: optax.GradientTransformation, factor: jax.Array) -> optax.GradientTransformation:
+    """An optimiser that keeps the factor of its last step in its state."""
 
     def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, ByKl]:
         updates, after = inner.update(updates, state.inner, params)
-        return updates, ByKl(lr, after)
+        return updates, ByKl(factor, after)
 
-    return optax.GradientTransformation(lambda params: ByKl(lr, inner.init(params)), update)
+    return optax.GradientTransformation(lambda params: ByKl(factor, inner.init(params)), update)
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
+    common.from_play(config.source, "ppo")
     squash, observations = config.action_bounds == "squash", config.normalize_observations
     parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=observations, squash=squash)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
@@ -156,7 +160,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
         optimise = optimiser(hp, step)[0]
         if config.desired_kl is not None:
-            optimise = by_kl(optimise, hp["lr"])
+            optimise = by_kl(optimise, jnp.ones_like(hp["lr"]))
         return State(params, optimise.init(params), hp, stats, state_key, step)
 
     def loss(
@@ -197,8 +201,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             if config.desired_kl is None:
                 return optimiser(state.hp, state.step)
             kl = sums["loss/approx_kl"] / jnp.maximum(count, 1.0)
-            lr = followed(state.opt_state.lr, kl, config.desired_kl)
-            return by_kl(descent(state.hp, lr), lr), lr
+            factor = followed(state.opt_state.factor, kl, config.desired_kl, state.hp["lr"])
+            lr = factor * state.hp["lr"]
+            return by_kl(descent(state.hp, lr), factor), lr
 
         return common.gradient_step(
             lambda params, part, num_rows: loss(params, part, state.hp, num_rows),
@@ -260,4 +265,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
-    return normalised_rewards(made) if config.normalize_rewards else made
+    return normalised_rewards(made, config.source) if config.normalize_rewards else made

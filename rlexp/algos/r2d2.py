@@ -8,11 +8,12 @@ h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x (Pohlen et al. 2018, arXiv:1805.115
     y_t = h(r_t + ... + gamma^(n-1) r_{t+n-1} + gamma^n h^-1(Q_target(s_{t+n}, argmax_a Q(s_{t+n}, a))))
     L(theta) = E[ w (y_t - Q_theta(s_t, a_t))^2 / 2 ],   priority = eta max_t |y_t - Q| + (1 - eta) mean_t |y_t - Q|
 
-Deviations: one epsilon for all environments, falling in a line, instead of a ladder over the actors; no duelling network; the
-last action and reward are no input; the target network moves by `tau` every `target_update_every` updates, and tau 1 is the
-paper's copy; the end of a window gives shorter returns; a window may hold the end of an episode and the beginning of the
-next, before which the network remembers nothing; a truncated episode bootstraps from its true last observation; rows that
-belong to no transition (`valid` 0) count nowhere.
+Deviations: a new sequence has the highest priority so far, and at least 1, where the paper's actors compute it; one epsilon
+for all environments, falling in a line, instead of a ladder over the actors; no duelling network; the last action and
+reward are no input; the target network moves by `tau` every `target_update_every` updates, and tau 1 is the paper's copy;
+the end of a window gives shorter returns; a window may hold the end of an episode and the beginning of the next, before
+which the network remembers nothing; a truncated episode bootstraps from its true last observation; rows that belong to no
+transition (`valid` 0) count nowhere.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -120,6 +121,12 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         raise ConfigError(
             f"algo.burn_in: {config.burn_in} leaves nothing to learn of algo.sequence_length {config.sequence_length}; "
             f"at most {config.sequence_length - 1}"
+        )
+    learnt = config.sequence_length - config.burn_in
+    if config.n_step > learnt:
+        raise ConfigError(
+            f"algo.n_step: {config.n_step} rewards are never in the {learnt} transitions that are learnt from "
+            f"(algo.sequence_length {config.sequence_length} without algo.burn_in {config.burn_in}); at most {learnt}"
         )
     torso = torso_of(spec, memory=True)
     if not isinstance(torso, MemoryTorso):

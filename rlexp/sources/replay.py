@@ -80,7 +80,8 @@ class Config:
     num_updates: Count | None = None
     """Updates after each rollout. null: as the algorithm says, by algo.num_updates."""
     sequence_length: Count | None = None
-    """Transitions of a sample, which are consecutive. null: as the algorithm says, by algo.n_step."""
+    """Transitions of a sample, which are consecutive. null: as the algorithm says, by algo.n_step or
+    algo.sequence_length; sac and td3 say nothing."""
     selector: Literal["uniform", "prioritised"] = "uniform"
     """Which transitions are drawn: all alike, or in proportion to what the algorithm found them worth."""
     storage: Literal["device", "host"] = "device"
@@ -373,13 +374,15 @@ def _rows(batch: Batch) -> PyTree:
 
 def _asked(config: Config) -> tuple[int, int]:
     """Updates after a rollout, and transitions of a sample."""
-    for name in ("num_updates", "sequence_length"):
-        if getattr(config, name) is None:
-            raise ConfigError(
-                f"algo.source.{name}: null, and the algorithm does not say: it learns from what it has just played; expected an "
-                "algorithm that learns from a memory, such as algo=dqn or algo=sac, or how many"
-            )
-    assert config.num_updates is not None and config.sequence_length is not None
+    if config.num_updates is None:
+        raise ConfigError(
+            "algo.source.num_updates: null, and the algorithm does not say: it learns from what it has just played; expected an "
+            "algorithm that learns from a memory, such as algo=dqn or algo=sac, or how many"
+        )
+    if config.sequence_length is None:
+        raise ConfigError(
+            "algo.source.sequence_length: null, and the algorithm says nothing; expected the transitions of a sample, such as 1"
+        )
     return config.num_updates, config.sequence_length
 
 

@@ -28,7 +28,7 @@ from rlexp.envs.base import HostEnv
 from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.sources import apart
-from rlexp.sources.base import HostSource, Memory, Place, no_feedback
+from rlexp.sources.base import HostSource, Memory, Place
 from rlexp.training.crossing import crossing, first_to_act, here, over_processes
 from rlexp.training.evaluate import Episodes
 from rlexp.training.evaluation import Play, evaluation
@@ -39,6 +39,7 @@ from rlexp.training.parts import (
     Run,
     Traced,
     evaluation_key,
+    hears,
     learn_from,
     member_data,
     refill_key,
@@ -126,10 +127,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         kept, batch, drawn = draw(kept, settings, batch)
         state, updates = learn_from(lead, state, batch)
         memory = memory_of(settings)
-        if memory is not None and updates.priority is not None and memory.source.feedback is not no_feedback:
+        if memory is not None and hears(memory.source, updates, lead.modules["algo"]):
             kept = feed_back(layout, memory.source)(kept, batch.ids, updates.priority)
         found = collected | drawn | jax.tree.map(jnp.sum, updates.metrics)
-        told = None if source.feedback is no_feedback else updates.priority
+        told = updates.priority if hears(source, updates, lead.modules["algo"]) else None
         return state, kept, jax.tree.map(jnp.add, total, found), told
 
     def empty(key: Key, settings: Settings, num_calls: Any) -> PyTree:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
+from rlexp.sources.base import HostSource, Source, no_feedback
 from rlexp.training.evaluate import Episodes
 from rlexp.types import Batch, Key, Metrics, PyTree, Settings, Update
 
@@ -110,6 +112,22 @@ def learn_from(experiment: Experiment, state: PyTree, batch: Batch) -> tuple[PyT
     """All U updates of a batch: (state, what each of them reports)."""
     with jax.named_scope("update"):
         return jax.lax.scan(experiment.algorithm.update, state, batch)
+
+
+def hears(source: Source | HostSource, updates: Update, algorithm: str) -> bool:
+    """Whether a source is told what its samples were worth.
+
+    Raises:
+      ConfigError: it draws by that, and the algorithm does not say it.
+    """
+    if source.feedback is no_feedback:
+        return False
+    if updates.priority is None:
+        raise ConfigError(
+            f"algo.source: samples are drawn by what the algorithm finds them worth, and {algorithm} does not say that; expected "
+            "algo.source.selector=uniform, or an algorithm that does, such as algo=dqn or algo=r2d2"
+        )
+    return True
 
 
 def member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, Settings]:

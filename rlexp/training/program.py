@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlexp.experiment import Experiment
-from rlexp.sources.base import no_feedback
 from rlexp.training import host
 from rlexp.training.evaluation import evaluation
 from rlexp.training.layout import Layout, begin_shards, collect, feed_back, init_shards, over_members, run_shardings
@@ -25,6 +24,7 @@ from rlexp.training.parts import (
     Run,
     Traced,
     compiled_beside,
+    hears,
     learn_from,
     member_data,
     refill_key,
@@ -62,7 +62,7 @@ def learn_once(
     source, data = experiment.source_of(run.settings, shared), run.data
     state, updates = learn_from(experiment, run.state, batch)
     with jax.named_scope("update"):
-        if updates.priority is not None and source.feedback is not no_feedback:
+        if hears(source, updates, experiment.modules["algo"]):
             data = feed_back(layout, source)(data, batch.ids, updates.priority)
         return Run(state, data, run.settings), jax.tree.map(jnp.sum, updates.metrics)
 

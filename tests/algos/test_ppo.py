@@ -169,9 +169,12 @@ def test_bounds_that_are_infinite_cannot_be_squashed_to(monkeypatch):
 def test_the_learning_rate_follows_the_divergence(tmp_path):
     """Of a rate that is far too high, and one that is far too low; by the rule, minibatch by minibatch."""
     kl = jnp.asarray([0.0, 1e-4, 0.004, 0.0051, 0.01, 0.0199, 0.0201, 1.0])
-    ours = ppo.followed(jnp.full((8,), 3e-3), kl, 0.01)
-    np.testing.assert_allclose(ours, [3e-3, 4.5e-3, 4.5e-3, 3e-3, 3e-3, 3e-3, 2e-3, 2e-3], rtol=1e-6)
-    np.testing.assert_allclose(ppo.followed(jnp.asarray([1.2e-5, 9e-3]), jnp.asarray([1.0, 1e-5]), 0.01), [1e-5, 1e-2])
+    for lr in (1.0, 1e-4):  # only the product is bounded
+        ours = lr * ppo.followed(jnp.full((8,), 3e-3 / lr), kl, 0.01, jnp.float32(lr))
+        np.testing.assert_allclose(ours, [3e-3, 4.5e-3, 4.5e-3, 3e-3, 3e-3, 3e-3, 2e-3, 2e-3], rtol=1e-6)
+        near = jnp.asarray([1.2e-5, 9e-3]) / lr
+        ends = lr * ppo.followed(near, jnp.asarray([1.0, 1e-5]), 0.01, jnp.float32(lr))
+        np.testing.assert_allclose(ends, [1e-5, 1e-2], rtol=1e-6)
     overrides = ["algo=ppo", "algo.anneal_lr=false", "algo.desired_kl=0.01", "algo.num_envs=8", "algo.num_steps=12"]
     made = toys.build(*overrides, "algo.num_epochs=3", "algo.num_minibatches=2")
     for lr, moves in ((0.2, -1), (1e-5, 1)):
@@ -183,10 +186,16 @@ def test_the_learning_rate_follows_the_divergence(tmp_path):
         action, extras = jax.tree.map(lambda x: x.reshape(T + 1, B), (acted[0], acted[2]))
         batch = Batch(rows._replace(action=action, extras=extras), jnp.ones((B,)))
         after, told = jax.jit(made.update)(state, batch)
-        assert moves * (float(after.opt_state.lr) - lr) > 0
-        assert min(lr, after.opt_state.lr) <= told.metrics["loss/lr"].sum / 6 <= max(lr, after.opt_state.lr)
-        again, _ = jax.jit(made.update)(after, batch)
-        assert again.opt_state.lr != after.opt_state.lr  # it goes on from where it was
+        rate = lr * float(after.opt_state.factor)
+        assert moves * (rate - lr) > 0
+        assert min(lr, rate) <= told.metrics["loss/lr"].sum / 6 <= max(lr, rate)
+        again, seen_next = jax.jit(made.update)(after, batch)
+        assert again.opt_state.factor != after.opt_state.factor  # it goes on from where it was
+        halved = after._replace(
+            hp=after.hp | {"lr": after.hp["lr"] / 2}
+        )  # as a population does in the middle of a training
+        _, told = jax.jit(made.update)(halved, batch)
+        assert 0.3 < told.metrics["loss/lr"].sum / seen_next.metrics["loss/lr"].sum < 0.7
         assert jax.tree.structure(after) == jax.tree.structure(state)
 
 

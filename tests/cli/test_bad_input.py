@@ -10,6 +10,7 @@ from support import ALGORITHMS, command_line
 
 from rlexp import __main__ as cli
 
+SAMPLED = ("source=replay", "algo.source.num_updates=1", "algo.source.sequence_length=8", "algo.source.batch_size=16")
 # (arguments, words that the line must hold)
 WRONG = [
     # misspelt keys, with and without +
@@ -87,7 +88,14 @@ WRONG = [
     (["algo=r2d2", "algo.sequence_length=100000"], ["algo.source.capacity", "100000", "it needs"]),
     (["algo=sac", "source=rollout"], ["algo.source: sac", "memory", "source=replay_50k"]),
     (["algo=td3", "env=gymnax/pendulum", "source=rollout"], ["algo.source: td3", "memory", "source=replay_50k"]),
-    (["algo=ppo", "source=replay"], ["algo.source.num_updates: null", "algo=dqn"]),
+    (["algo=ppo", "source=replay"], ["algo.source: ppo needs what was just played", "source=rollout"]),
+    (["algo=pqn", "source=replay"], ["algo.source.num_updates: null", "algo=dqn"]),
+    (
+        ["algo=impala", *SAMPLED, "algo.normalize_rewards=true"],
+        ["algo.source: algo.normalize_rewards needs what was just played", "source=rollout"],
+    ),
+    (["algo=sac", "algo.source.sequence_length=null"], ["algo.source.sequence_length: null", "such as 1"]),
+    (["algo=r2d2", "algo.n_step=17"], ["algo.n_step: 17", "16 transitions", "at most 16"]),
     (
         ["algo=dqn", "source=dataset", "algo.num_updates=1", "algo.source.selector=prioritised"],
         ["algo.source.selector: source=dataset", "no such key", "one of source=replay, "],

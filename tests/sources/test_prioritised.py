@@ -7,10 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sources.numbered import check_rows, history, marking, numbered
+from support import build
 
+from rlexp.config import ConfigError
 from rlexp.sources import replay
 from rlexp.sources.base import Place, Source
 from rlexp.sources.replay import Hp
+from rlexp.training import program
+from rlexp.training.layout import layout_of
 
 B, T, CAPACITY, LENGTH = 3, 4, 12, 3  # environments, steps of a rollout, rows of the ring, transitions of a sample
 U, SAMPLES = 2, 16
@@ -133,6 +137,14 @@ def test_uniform_replay_asks_for_no_feedback():
     data = jax.eval_shape(made.init, jax.random.key(0), POLICY)
     assert data.priorities == () and data.ring.table.weight == ()
     assert jax.eval_shape(made.next, data, POLICY)[1].ids == ()
+
+
+def test_an_algorithm_that_says_nothing_of_its_samples_is_refused():
+    """Before the training: all draws would be alike for ever, and nobody told."""
+    line = "algo=pqn source=replay algo.source.num_updates=1 algo.source.sequence_length=8 algo.source.batch_size=16"
+    lead = build(*line.split(), "algo.source.selector=prioritised")
+    with pytest.raises(ConfigError, match=r"^algo\.source: .* rlexp\.algos\.pqn does not say that; .*selector=uniform"):
+        program.trace([lead], layout_of([lead])).compile()
 
 
 def test_rows_on_the_host_are_drawn_as_on_the_device():
