@@ -12,6 +12,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.networks.base import MemoryTorso
+from rlexp.sameness import resume_fingerprint
 from rlexp.sources.base import HostSource, Source, environments, is_host, stepping
 from rlexp.types import EnvSpec, Groups, PyTree, Settings, Shared
 
@@ -50,6 +51,11 @@ class Experiment(NamedTuple):
     def total_env_steps(self) -> int:
         """total_env_steps of the configuration, rounded up to whole updates."""
         return self.env_steps(self.total_updates)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """{path: value} of what a checkpoint of it, and a run that goes on with all of that, have to have in common."""
+        return resume_fingerprint(self.config, self.modules, self.num_shards, jax.tree.leaves(self.shared.env))
 
     def part(self, path: str) -> Any:
         """The module behind a node, such as "logger"."""

@@ -4,10 +4,14 @@ One table says it for every path; nothing else decides.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
 
 from rlexp.config import Config
 
@@ -33,6 +37,7 @@ TABLE = {
     "run": Equal(pack=True, resume=False, job=True),
     "total_env_steps": Equal(pack=True, resume=False, job=True),
     "algo.source.path": Equal(pack=True, resume=False, job=True),  # a data set may have been moved
+    "env.path": Equal(pack=True, resume=False, job=True),  # so may records, of which a checkpoint has a digest
     "stop_at": Equal(pack=True, resume=False, job=True),
     "eval": Equal(pack=True, resume=False, job=True),  # the objective comes from it
     "hardware": Equal(pack=True, resume=False, job=False),  # only the logical shards shape the numbers
@@ -59,14 +64,22 @@ def pack_key(node: Mapping[str, Any]) -> str:
     return json.dumps(_shared(node, ""), sort_keys=True, default=str)
 
 
-def resume_fingerprint(config: Config, modules: Mapping[str, str], num_shards: int) -> dict[str, Any]:
-    """{path: value} of what must be equal for a full restore."""
+def resume_fingerprint(
+    config: Config, modules: Mapping[str, str], num_shards: int, read: Sequence[np.ndarray] = ()
+) -> dict[str, Any]:
+    """{path: value} of what must be equal for a full restore; `read` are the arrays of `Env.shared`, such as a map's."""
     made_of = {
         k: v
         for k, v in modules.items()
         if k in (*_MADE_OF, "algo.source", "algo.source.inner") or k.startswith("network.")
     }
-    return {k: v for k, (v, equal) in _settings(config).items() if equal.resume} | {"shards": num_shards} | made_of
+    digest = {"env.data": f"crc32 {functools.reduce(_crc, read, 0):08x}"} if read else {}
+    settings = {k: v for k, (v, equal) in _settings(config).items() if equal.resume}
+    return settings | {"shards": num_shards} | made_of | digest
+
+
+def _crc(so_far: int, x: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(x).tobytes(), zlib.crc32(f"{x.dtype}{x.shape}".encode(), so_far))
 
 
 def job_fingerprint(config: Config, modules: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from rlexp.loading import load
 from rlexp.loggers import RunInfo
 from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
-from rlexp.sameness import pack_key, resume_fingerprint
+from rlexp.sameness import must, pack_key
 from rlexp.storage import rundir, store
 from rlexp.training import between, host, memory
 from rlexp.training.evaluate import episode_means
@@ -98,8 +98,7 @@ def prepare(
         memory.check(experiment, hardware.make(config.hardware), pack)
         _fits.add(fits)
     if meta and config.run == "train" and config.checkpoint.restore == "all":
-        wanted = resume_fingerprint(config, modules, experiment.num_shards)
-        check_same(meta["members"][0]["fingerprint"], wanted)
+        check_same(meta["members"][0]["fingerprint"], experiment.fingerprint)
         if experiment.total_updates < meta["update"]:
             raise ConfigError(
                 f"total_env_steps: {config.total_env_steps} is less than the {meta['env_steps']} that the checkpoint has"
@@ -263,6 +262,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def check_same(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raises ConfigError, naming the first setting in which a run differs from its checkpoint."""
     for path in sorted(saved.keys() | wanted.keys()):
+        if not must(path).resume:  # of a run from before it could differ
+            continue
         if saved.get(path) != wanted.get(path):
             raise ConfigError(
                 f"{path}: {wanted.get(path)!r} is not what the checkpoint was made with ({saved.get(path)!r}), so all of it "

@@ -17,7 +17,6 @@ import pytest
 from rlexp import compose, experiment
 from rlexp.experiment import Experiment
 from rlexp.machine.stop import Stop
-from rlexp.sameness import resume_fingerprint
 from rlexp.storage import store
 from rlexp.training import program
 from rlexp.training.loop import Member, Resume, layout_of, train_pack
@@ -45,8 +44,7 @@ def build(*overrides: str) -> Experiment:
 
 def fingerprint(*overrides: str) -> dict[str, Any]:
     """What must be equal to go on from a checkpoint of this command line."""
-    built = build(*overrides)
-    return resume_fingerprint(built.config, built.modules, built.num_shards)
+    return build(*overrides).fingerprint
 
 
 class StopAfter(Stop):

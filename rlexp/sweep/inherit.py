@@ -14,7 +14,6 @@ import numpy as np
 from rlexp.config import ConfigError, load_module
 from rlexp.experiment import Experiment, lr_factor
 from rlexp.loggers import jsonl
-from rlexp.sameness import resume_fingerprint
 from rlexp.storage import store
 from rlexp.sweep.packing import Job
 from rlexp.training import between
@@ -72,10 +71,7 @@ def begin(
         "agent_steps": None if None in agent_steps else agent_steps,
         "told": [dict(origin.told) for origin in origins],
         "num_lines": 0,
-        "members": [
-            {"run_id": run_id, "fingerprint": resume_fingerprint(e.config, e.modules, e.num_shards)}
-            for e, _, run_id in members
-        ],
+        "members": [{"run_id": run_id, "fingerprint": e.fingerprint} for e, _, run_id in members],
         "failed": {},
         "ended": {},
     }

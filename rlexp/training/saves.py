@@ -12,7 +12,6 @@ import numpy as np
 
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
-from rlexp.sameness import resume_fingerprint
 from rlexp.storage import store
 from rlexp.training import schedule
 from rlexp.training.between import Leave
@@ -83,10 +82,7 @@ class Saves:
         )
         self._with_data = self._config.replay or pack.lead.source_of(pack.lead.settings).refill is None
         self._num_devices = jax.tree.leaves(traced.abstract_run)[0].sharding.num_devices
-        self._fingerprints = [
-            {"run_id": run_id, "fingerprint": resume_fingerprint(e.config, e.modules, e.num_shards)}
-            for e, _, run_id in pack.members
-        ]
+        self._fingerprints = [{"run_id": run_id, "fingerprint": e.fingerprint} for e, _, run_id in pack.members]
         self._writer = self._checkpoint.make(self._config, store.checkpoints(directory))
         self.update, self._saved = update, time.perf_counter()  # of the last save
         self.wait, self.close, self.ready = self._writer.wait, self._writer.close, self._writer.ready

@@ -12,7 +12,6 @@ from support import build
 from rlexp.algos import common
 from rlexp.config import ConfigError
 from rlexp.networks.base import MemoryTorso
-from rlexp.sameness import resume_fingerprint
 
 ALGORITHMS = ("ppo", "pqn", "impala")
 DEALT = ("ppo", pytest.param("pqn", marks=pytest.mark.slow))  # `common.deal` is of both
@@ -140,7 +139,7 @@ def test_an_algorithm_that_does_not_ask_for_a_memory_gets_none():
 
 def test_what_stands_before_the_memory_must_be_the_same_on_resume():
     made = build(*SMALL)
-    assert resume_fingerprint(made.config, made.modules, made.num_shards)["network.torso"] == "rlexp.networks.mlp"
+    assert made.fingerprint["network.torso"] == "rlexp.networks.mlp"
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -1,17 +1,20 @@
 """Driving in recorded traffic: what a record becomes, what ends an episode, and that it does not matter where a record lies."""
 
 import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from suites import build_env
+from support import fingerprint
 
 from rlexp.config import ConfigError
 from rlexp.envs.driving.geometry import SPACING
 from rlexp.envs.womd import features, generate, scenes, world
 from rlexp.envs.womd.scenes import Sizes
+from rlexp.session import check_same
 
 NUM = 6
 SIZES = Sizes(12, 1024, 256)
@@ -249,6 +252,18 @@ def test_it_is_an_environment(folder):
     picture = env.draw(jax.tree.map(lambda x: x[0], state))
     assert picture.shape == (360, 360, 3)
     assert len(np.argwhere((picture == (33, 102, 172)).all(-1))) > 80
+
+
+def test_a_run_goes_on_with_its_records_wherever_they_lie_and_with_no_others(folder, tmp_path):
+    moved, fewer = tmp_path / "moved", tmp_path / "fewer"
+    shutil.copytree(folder, moved)
+    fewer.mkdir()
+    features.write(fewer / "a.tfrecord", (record for _, record in drives()[1:]))
+    here, there, others = (fingerprint("env=womd", f"env.path={place}") for place in (folder, moved, fewer))
+    check_same(here, there)
+    check_same(here | {"env.path": "/once/upon"}, there)  # of a checkpoint from before paths were free
+    with pytest.raises(ConfigError, match=r"^env\.data: 'crc32 .*' is not what the checkpoint was made with \('crc32 "):
+        check_same(here, others)
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
