@@ -173,6 +173,7 @@ def test_what_cannot_be_is_told_in_a_line(more, told, tmp_path):
         (100, 64, r"sweeper\.min_steps: 100 .*multiple of eval\.every_env_steps 64.*the nearest is 128"),
         (16, 16, r"sweeper\.min_steps: 16 is not allowed; expected at least 32, the environment steps of an update"),
         (640, 64, r"sweeper\.min_steps: 640 is not allowed; expected less than total_env_steps 320"),
+        (300, 300, r"sweeper\.min_steps: 300 .*multiple of it above 0 and at most 288, where the last update begins"),
         (64, None, r"eval\.every_env_steps: null is not allowed"),
     ],
 )
