@@ -20,7 +20,7 @@ from rlexp.loggers import jsonl
 from rlexp.sweep import asha
 from rlexp.sweep.halving import BRACKET, Config, best, make, window
 from rlexp.sweep.rungs import Plan
-from rlexp.sweep.sweepers import Sweep, Sweeper
+from rlexp.sweep.sweepers import Setting, Sweep, Sweeper
 
 from .searches import Killed, jobs, search, study, value_of
 
@@ -133,7 +133,8 @@ def test_a_search_that_is_killed_asks_the_same_again(tmp_path):
 def asha_of(directory: Path, *overrides: str) -> Sweeper:
     node, _ = compose.compose_node(["sweeper=asha", *overrides])
     read, modules = parse(node, WholeConfig)
-    given = Sweep(directory, read, modules, [overrides], {LR: {"low": 1e-5, "high": 1e-2, "log": True}}, {})
+    intervals = {LR: {"low": 1e-5, "high": 1e-2, "log": True}}
+    given = Sweep(directory, [overrides], lambda job: Setting(job, read, modules), intervals, {})
     return asha.make(read.sweeper, given)
 
 

@@ -13,7 +13,7 @@ from rlexp.sweep import optuna as optuna_sweeper
 from rlexp.sweep import random as random_sweeper
 from rlexp.sweep.hydra_sweep import sweep
 from rlexp.sweep.manifest import JobFailed, Manifest
-from rlexp.sweep.sweepers import Sweep
+from rlexp.sweep.sweepers import Setting, Sweep
 
 from .searches import FIXED, LR, Killed, Plugin, chosen, dying, jobs, log_lr, search, study, value_of
 
@@ -147,7 +147,7 @@ def best_of(how: str, seed: int, directory: Path, config: Config) -> float:
         "algo.hp.entropy_coef": {"low": 0.0, "high": 1.0},
     }
     values = {"module": "x", "num_trials": 32, "seed": seed, "space": space}
-    given = Sweep(directory, config, {}, [[]], {}, {})
+    given = Sweep(directory, [[]], lambda job: Setting(job, config, {}), {}, {})
     if how == "random":
         sweeper = random_sweeper.make(random_sweeper.Config(**values), given)
     else:

@@ -29,7 +29,7 @@ from rlexp.sweep.packing import Job, apart
 from rlexp.sweep.parameters import written
 from rlexp.sweep.population import Config, make
 from rlexp.sweep.space import Choices, Interval
-from rlexp.sweep.sweepers import Sweep, Sweeper
+from rlexp.sweep.sweepers import Setting, Sweep, Sweeper
 from rlexp.training import changes, program
 from rlexp.training.between import Moment
 from rlexp.training.layout import layout_of
@@ -398,7 +398,8 @@ def pbt_of(directory: Path, *overrides: str) -> Sweeper:
     """The sweeper of a command line, with an interval as Hydra gives it."""
     node, _ = compose.compose_node(["sweeper=pbt", "sweeper.population=4", *overrides])
     read, modules = parse(node, WholeConfig)
-    given = Sweep(directory, read, modules, [overrides], {LR: {"low": 1e-5, "high": 1e-2, "log": True}}, {})
+    intervals = {LR: {"low": 1e-5, "high": 1e-2, "log": True}}
+    given = Sweep(directory, [overrides], lambda job: Setting(job, read, modules), intervals, {})
     return pbt.make(read.sweeper, given)
 
 
@@ -435,7 +436,7 @@ def test_nothing_is_left_of_what_was_refused(tmp_path):
         search(tmp_path / "sweep", *LINE[:2])
     with pytest.raises(ConfigError, match=r"sweeper\.space\.algo\.num_epochs: it shapes the program"):
         search(tmp_path / "sweep", *LINE, "algo.num_epochs=interval(1, 4)")
-    with pytest.raises(ConfigError, match=r"seed: 'x' is not allowed; expected a whole number"):
+    with pytest.raises(ConfigError, match=r"seed: 'x' is not allowed; expected a valid integer"):
         search(tmp_path / "sweep", *LINE, "seed=0,x")
     assert not (tmp_path / "sweep").exists()
 
