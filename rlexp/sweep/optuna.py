@@ -4,9 +4,12 @@ All that it knows is in `optuna.sqlite` in the sweep's directory, each change at
 that were asked and not told are run under the same numbers.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
+import os
+import sqlite3
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,8 +241,15 @@ def _study(directory: Path, space: Space) -> Any:
     from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    if not (directory / manifest.NAME).exists():  # no job has been started: nobody waits for what was asked
-        (directory / NAME).unlink(missing_ok=True)
+    if os.path.lexists(directory / NAME):
+        told = _told(directory / NAME)
+        if not (directory / manifest.NAME).exists():
+            if told:
+                raise ConfigError(
+                    f"hydra.sweep.dir: {str(directory / NAME)!r} is the study of a sweep whose {manifest.NAME} is not there, with "
+                    f"what came of {told} trials; expected another directory, or that file elsewhere"
+                )
+            (directory / NAME).unlink()  # no job has been started: nobody waits for what was asked
     study = optuna.create_study(storage=storage(directory), study_name=STUDY, direction="maximize", load_if_exists=True)
     now = {key: list(parameter) for key, parameter in space.items()}
     known = study.user_attrs.get(_SPACE)
@@ -257,6 +267,28 @@ def _study(directory: Path, space: Space) -> Any:
         ):  # killed while it was asked for: no job is of it
             _refuse(study, space, trial, Refused("it was never asked for in full"))
     return study
+
+
+def _told(path: Path) -> int:
+    """Of how many trials our study knows what came. Raises ConfigError for another file: Optuna would write to it."""
+    if path.is_file() and not path.stat().st_size:  # killed while it was made
+        return 0
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as file:
+            studies = [name for (name,) in file.execute("SELECT study_name FROM studies")]
+            ((told,),) = file.execute(
+                "SELECT COUNT(*) FROM trials WHERE state != 'RUNNING' AND trial_id NOT IN "
+                "(SELECT trial_id FROM trial_user_attributes WHERE key = ?)",
+                [_REFUSED],
+            )
+        why = next((f"it has a study {name!r}" for name in studies if name != STUDY), "")
+    except sqlite3.Error as error:
+        told, why = 0, str(error)
+    if why:
+        raise ConfigError(
+            f"hydra.sweep.dir: {str(path)!r} is no study of a sweep's: {why}; expected another directory, or that file elsewhere"
+        )
+    return told
 
 
 def _sampler(config: Config, batch: int, number: int) -> Any:
