@@ -237,7 +237,8 @@ def before(directory: Path) -> Before:
 
 # What a run or a sweep may have made before its bad input was found.
 _EARLY = re.compile(
-    r"\.hydra|\.lock|\.store\.json|rlexp\.log|(config|overrides|multirun)\.yaml|environment\.json|sweep\.(sqlite.*|lock)|workers|slurm"
+    r"\.hydra|\.lock|\.store\.json|rlexp\.log|(config|overrides|multirun)\.yaml|environment\.json|"
+    r"(sweep|optuna)\.sqlite.*|sweep\.lock|workers|slurm"
 )
 
 

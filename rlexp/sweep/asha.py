@@ -4,6 +4,7 @@ on that are among the best of all that have come by (`rlexp.sweep.halving`).
 What the command line sweeps over (`seed=0,1`, `env=…`) makes searches of their own, which train side by side.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,8 +13,8 @@ from rlexp.config import Count, CountOrZero, Few, Host, Jobs, Steps, schema
 from rlexp.sources.base import is_host, stepping
 from rlexp.sweep import rungs, traced
 from rlexp.sweep.rungs import Rungs
-from rlexp.sweep.space import Space, draw, read
-from rlexp.sweep.sweepers import Batches, Refused, Result, Sweep, Sweeper, Trial, how_many
+from rlexp.sweep.space import Space, draw
+from rlexp.sweep.sweepers import Batches, Refused, Result, Setting, Sweep, Sweeper, Trial, how_many
 
 _AT_ONCE = 16  # where neither sweeper.batch nor launcher.max_pack says it
 
@@ -44,46 +45,61 @@ class Config:
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Raises ConfigError."""
     number = how_many(config.num_trials, config.trials)
-    rungs.check(sweep, "sweeper=asha")
-    plan = rungs.plan(sweep, min_steps=config.min_steps, reduction=config.reduction, num_brackets=config.brackets)
-    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
-    # Where each trains alone, the next one can be told of the last one.
-    wanted = config.batch or (1 if is_host(stepping(sweep.modules)) else sweep.config.launcher.max_pack or _AT_ONCE)
+    check = functools.partial(rungs.check, who="sweeper=asha")
+    for one in sweep.settings:
+        check(one)
+    given = {"min_steps": config.min_steps, "reduction": config.reduction, "num_brackets": config.brackets}
+    plans = [rungs.plan(one, **given) for one in sweep.settings]
+    space = sweep.space(config.space)
 
     def batches() -> Batches:
-        searches = [Search(config, space, Rungs(sweep.directory, plan, number)) for number in range(len(sweep.grid))]
-        done, first = 0, 0  # trials of each search, jobs
-        while done < number:
-            size = searches[0].rungs.size(min(wanted, number - done))
-            results = yield [(*job, *trial) for s, job in _each(searches, sweep) for trial in s.batch(size)]
-            parts = [results[i * size : (i + 1) * size] for i in range(len(searches))]
+        searches = [
+            Search(config, space, one, Rungs(sweep.directory, plan, i), number)
+            for i, (one, plan) in enumerate(zip(sweep.settings, plans, strict=True))
+        ]
+        first = 0  # job of the batch
+        while any(search.left for search in searches):
+            asked = [search.batch() for search in searches]
+            results = yield [trial for of_search in asked for trial in of_search]
+            ends = list(itertools.accumulate(map(len, asked), initial=0))
+            parts = [results[begin:end] for begin, end in itertools.pairwise(ends)]
             for search, part in zip(searches, parts, strict=True):
                 search.told(part)
             if any(isinstance(result, Refused) for result in results):
                 continue
-            for i, (search, part) in enumerate(zip(searches, parts, strict=True)):
-                search.over(range(first + i * size, first + (i + 1) * size), part)
-            done, first = done + size, first + size * len(searches)
-        for search, job in _each(searches, sweep):
+            for search, begin, part in zip(searches, ends, parts, strict=False):
+                if part:
+                    search.over(range(first + begin, first + begin + len(part)), part)
+            first += len(results)
+        for search, job in zip(searches, sweep.grid, strict=True):
             print("\n".join(search.best(traced.whose(sweep.grid, job))), flush=True)
 
-    return Sweeper(space, batches(), grid=[[]])
+    return Sweeper(space, batches(), grid=[[]], check=check)
 
 
 class Search:
     """Of one setting of the command line."""
 
-    def __init__(self, config: Config, space: Space, its_rungs: Rungs):
-        self.rungs = its_rungs
+    def __init__(self, config: Config, space: Space, one: Setting, its_rungs: Rungs, number: int):
+        self._job, self._rungs, self._number = one.overrides, its_rungs, number
+        # Where each trains alone, the next one can be told of the last one.
+        alone = is_host(stepping(one.modules))
+        self._wanted = config.batch or (1 if alone else one.config.launcher.max_pack or _AT_ONCE)
         self._draws: Iterator[Trial] = (draw(space, config.seed, number) for number in itertools.count())
         self._batch: list[Trial] = []
         self._done: list[tuple[int, Trial, Result]] = []  # job, parameters, objective
 
-    def batch(self, size: int) -> list[Trial]:
-        """The next trials: those of the last batch that were no valid runs are drawn anew."""
+    @property
+    def left(self) -> int:
+        """Trials that are not over."""
+        return max(0, self._number - len(self._done))
+
+    def batch(self) -> list[Trial]:
+        """The next jobs: trials of the last batch that were no valid runs are drawn anew."""
+        size = self._rungs.size(min(self._wanted, self.left)) if self.left else 0
         self._batch += itertools.islice(self._draws, size - len(self._batch))
-        more = self.rungs.overrides(size)
-        return [(*trial, *own) for trial, own in zip(self._batch, more, strict=True)]
+        more = self._rungs.overrides(size)
+        return [(*self._job, *trial, *own) for trial, own in zip(self._batch, more, strict=True)]
 
     def told(self, results: Sequence[Result]) -> None:
         """Of which trials are no valid runs."""
@@ -92,7 +108,7 @@ class Search:
 
     def over(self, numbers: Sequence[int], results: Sequence[Result]) -> None:
         """The batch has been trained."""
-        self.rungs.over(numbers)
+        self._rungs.over(numbers)
         self._done += zip(numbers, self._batch, results, strict=True)
         self._batch = []
 
@@ -104,7 +120,3 @@ class Search:
         value, job, trial = max(found)
         said = f"the best of {len(self._done)} trials{whose} is job {-job} with {value:.6g}; {len(found)} were trained to the end"
         return [said, *(f"  {x}" for x in trial)]
-
-
-def _each(searches: Sequence[Search], sweep: Sweep) -> list[tuple[Search, Sequence[str]]]:
-    return list(zip(searches, sweep.grid, strict=True))

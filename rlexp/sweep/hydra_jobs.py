@@ -20,6 +20,7 @@ from rlexp.sweep.compositions import Compositions, compositions
 from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
 from rlexp.sweep.packing import Job, fingerprint, grouped, name, without_launcher
+from rlexp.sweep.sweepers import Setting
 from rlexp.sweep.trials import Prepare
 
 
@@ -85,6 +86,8 @@ def _launch(
     def prepare(fresh: Mapping[int, Sequence[str]], per_pack: int) -> list[list[Job]]:
         given.update(fresh)
         made = [_job(compose_job(number), overrides) for number, overrides in fresh.items()]
+        for job in made:
+            check_common(made[0], job)
         settings, module = made[0].config.launcher, load_module(made[0].modules["launcher"], "launcher")
         # `make` refuses before anything is made.
         elsewhere, _ = module.elsewhere(settings), launcher.made(module, settings)
@@ -165,10 +168,32 @@ def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_mani
                 with compose.one_line():  # as others' launchers compose it
                     plugin.hydra_context.config_loader.load_sweep_config(plugin.config, list(one))
         return
+    for job in made:
+        check_common(made[0], job)
     places.check(made, sweep_dir)
     module = load_module(made[0].modules["launcher"], "launcher")
     for i in range(0, len(made), size):
         _check(_packs(made[i : i + size], sweep_dir), elsewhere=module.elsewhere(made[0].config.launcher))
+
+
+def check_common(first: Job | Setting, other: Job | Setting) -> None:
+    """Raises ConfigError where jobs differ in what a sweep has one of, as where recipes bring launchers of their own."""
+    for part in ("launcher", "sweeper", "output_root"):
+        ours, theirs = _of_part(first, part), _of_part(other, part)
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key) != theirs.get(key):
+                own = " ".join(o for o in other.overrides if o not in first.overrides)
+                raise ConfigError(
+                    f"{key}: {theirs.get(key)!r} with {own}, and {ours.get(key)!r} with others, is not allowed; expected one for "
+                    "the whole sweep, such as on the command line"
+                )
+
+
+def _of_part(one: Job | Setting, part: str) -> dict[str, Any]:
+    node = getattr(one.config, part)
+    if isinstance(node, str):
+        return {part: node}
+    return {f"{part}.module": one.modules[part]} | {f"{part}.{name}": value for name, value in vars(node).items()}
 
 
 def _over(sweep_dir: Path) -> set[int]:

@@ -14,12 +14,13 @@ from omegaconf import OmegaConf
 
 from rlexp import compose, hints, hydra_internals
 from rlexp.config import Config, ConfigError, load_module, nearest, parse
+from rlexp.overrides import override_key
 from rlexp.storage import rundir
 from rlexp.sweep import hydra_jobs, places
 from rlexp.sweep.compositions import compositions
 from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
 from rlexp.sweep.space import corners
-from rlexp.sweep.sweepers import OPEN, Batches, Open, Result, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import OPEN, Batches, Open, Result, Setting, Sweep, Sweeper, Trial
 from rlexp.sweep.trials import Draws, Slots, best, head, mean, objective
 
 _LINE = "multirun.yaml"  # what Hydra composed of the command line, as its own sweeper leaves it
@@ -212,13 +213,19 @@ def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence
     for override in overrides:
         if override.is_sweep_override() and override.key_or_group.split(".")[0] in ("sweeper", "launcher"):
             raise ConfigError(f"{override.key_or_group}: a sweep has one; {override.input_line!r} is not allowed")
-    config, modules = parse(_node(plugin, grid[0]), Config)
+    first = Setting(grid[0], *parse(_node(plugin, grid[0]), Config))
+
+    def parsed(job: Sequence[str]) -> Setting:
+        one = Setting(job, *parse(_node(plugin, job), Config))
+        hydra_jobs.check_common(first, one)
+        return one
+
     loader = plugin.hydra_context.config_loader
     groups = loader.get_group_options("", ObjectType.GROUP)
     options = {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
     intervals = {o.key_or_group: _interval(o) for o in overrides if o.is_interval_sweep()}
-    given = Sweep(directory, config, modules, grid, intervals, options)
-    sweeper: Sweeper = load_module(modules["sweeper"], "sweeper").make(config.sweeper, given)
+    given = Sweep(directory, grid, parsed, intervals, options)
+    sweeper: Sweeper = load_module(first.modules["sweeper"], "sweeper").make(first.config.sweeper, given)
     if unknown := intervals.keys() - sweeper.space.keys():
         raise ConfigError(
             f"{min(unknown)}: an interval is not for sweeper=grid; add sweeper=random, optuna, asha, pbt or tournament"
@@ -226,9 +233,11 @@ def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence
     for key in sweeper.space:
         if said := [o.input_line for o in overrides if o.key_or_group == key and not o.is_interval_sweep()]:
             raise ConfigError(f"{key}: both in sweeper.space and on the command line, {said[0]!r}; leave one out")
-    for values in corners(sweeper.space, options):
+    # What seeds can be is known: of settings that differ in nothing else one is asked.
+    others = {tuple(o for o in job if override_key(o) != "seed"): job for job in grid}
+    for job, values in itertools.product(others.values(), corners(sweeper.space, options)):
         try:
-            parse(_node(plugin, [*grid[0], *values]), Config)
+            sweeper.check(parsed([*job, *values]))
         except ConfigError as error:
             raise ConfigError(f"sweeper.space: {error}") from error
     return sweeper

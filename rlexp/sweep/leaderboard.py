@@ -115,9 +115,12 @@ def _file(folder: Path, pod: int) -> Path:
 
 
 def _read(path: Path) -> Entry:
+    """Raises ConfigError for what is no entry, and FileNotFoundError for what is no more there."""
     try:
         read = json.loads(path.read_text())
         entry, _ = parse(read if isinstance(read, dict) else {}, Entry)
-    except ValueError as error:  # ConfigError too
+    except (ValueError, OSError, RecursionError) as error:  # ConfigError too
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+            raise
         raise ConfigError(f"{path}: this is no entry of a leaderboard: {error}") from error
     return entry

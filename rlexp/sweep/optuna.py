@@ -4,15 +4,19 @@ All that it knows is in `optuna.sqlite` in the sweep's directory, each change at
 that were asked and not told are run under the same numbers.
 """
 
+import contextlib
 import dataclasses
+import functools
 import importlib
+import os
+import sqlite3
 from pathlib import Path
 from typing import Any, Literal
 
 from rlexp.config import ConfigError, Count, CountOrZero, Host, Jobs, Steps, load_module, schema
 from rlexp.sweep import halving, manifest, rungs
 from rlexp.sweep.rungs import Rungs
-from rlexp.sweep.space import Choices, Interval, Space, read
+from rlexp.sweep.space import Choices, Interval, Space
 from rlexp.sweep.sweepers import OPEN, Batches, Open, Refused, Result, Rolling, Sweep, Sweeper, Trial, how_many
 
 NAME = "optuna.sqlite"
@@ -58,9 +62,10 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
       ConfigError: a wrong space, Optuna is not installed, or the sampler cannot search this space.
     """
     config = dataclasses.replace(config, num_trials=how_many(config.num_trials, config.trials))
-    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
-    if sweep.config.run != "train":
-        raise ConfigError(f"run: {sweep.config.run} has no objective, which sweeper=optuna needs; allowed: train")
+    space = sweep.space(config.space)
+    for one in sweep.settings:
+        if one.config.run != "train":
+            raise ConfigError(f"run: {one.config.run} has no objective, which sweeper=optuna needs; allowed: train")
     chosen = [key for key, parameter in space.items() if isinstance(parameter, Choices)]
     if config.sampler == "cmaes" and chosen:
         raise ConfigError(
@@ -76,9 +81,10 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
             ) from error
     if config.batch == "async":
         return _in_slots(config, space, sweep)
-    jobs = sweep.config.launcher.max_pack or _JOBS_AT_ONCE
+    jobs = sweep.settings[0].config.launcher.max_pack or _JOBS_AT_ONCE
     batch = config.batch or max(1, jobs // len(sweep.grid))
-    return Sweeper(space, _batches(config, space, batch, sweep.directory, _rungs(config, sweep)))
+    made = Sweeper(space, _batches(config, space, batch, sweep.directory, _rungs(config, sweep)))
+    return made if config.pruner is None else made._replace(check=functools.partial(rungs.check, who="sweeper.pruner"))
 
 
 def _in_slots(config: Config, space: Space, sweep: Sweep) -> Sweeper:
@@ -87,14 +93,15 @@ def _in_slots(config: Config, space: Space, sweep: Sweep) -> Sweeper:
         raise ConfigError(
             f"sweeper.batch: async knows no batches, by which sweeper.pruner={config.pruner} decides; leave one of them out"
         )
-    launcher = load_module(sweep.modules["launcher"], "launcher")
+    settings, path = sweep.settings[0].config.launcher, sweep.settings[0].modules["launcher"]
+    launcher = load_module(path, "launcher")
     if not hasattr(launcher, "slots"):
-        name = sweep.modules["launcher"].rpartition(".")[2]
+        name = path.rpartition(".")[2]
         raise ConfigError(
             f"sweeper.batch: async is not for launcher={name}, which tells of no free slots; allowed: local, slurm"
         )
-    per_slot = max(1, (sweep.config.launcher.max_pack or 1) // len(sweep.grid))
-    rolling = _rolling(config, space, launcher.slots(sweep.config.launcher), per_slot, sweep.directory)
+    per_slot = max(1, (settings.max_pack or 1) // len(sweep.grid))
+    rolling = _rolling(config, space, launcher.slots(settings), per_slot, sweep.directory)
     return Sweeper(space, None, rolling=rolling, per_slot=per_slot)
 
 
@@ -102,18 +109,20 @@ def _rungs(config: Config, sweep: Sweep) -> Rungs | None:
     """None without a pruner. Raises ConfigError."""
     if config.pruner is None:
         return None
-    rungs.check(sweep, "sweeper.pruner")
+    for one in sweep.settings:
+        rungs.check(one, "sweeper.pruner")
     if len(sweep.grid) > 1:
         raise ConfigError(
             f"sweeper.pruner: {config.pruner} decides over single runs, and the command line makes {len(sweep.grid)} of each "
             "trial; sweep over nothing but the space"
         )
+    (one,) = sweep.settings
     if config.pruner == "median":
-        return Rungs(sweep.directory, rungs.plan(sweep, min_steps=config.min_steps, reduction=2, linear=True), 0)
-    first = config.min_steps or sweep.config.eval.every_env_steps or 1
+        return Rungs(sweep.directory, rungs.plan(one, min_steps=config.min_steps, reduction=2, linear=True), 0)
+    first = config.min_steps or one.config.eval.every_env_steps or 1
     # As many brackets as Optuna counts.
-    brackets = len(halving.rungs(first, max(config.reduction, 2), sweep.config.total_env_steps + 1)) or 1
-    made = rungs.plan(sweep, min_steps=config.min_steps, reduction=config.reduction, num_brackets=brackets)
+    brackets = len(halving.rungs(first, max(config.reduction, 2), one.config.total_env_steps + 1)) or 1
+    made = rungs.plan(one, min_steps=config.min_steps, reduction=config.reduction, num_brackets=brackets)
     return Rungs(sweep.directory, made, 0)
 
 
@@ -232,8 +241,15 @@ def _study(directory: Path, space: Space) -> Any:
     from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    if not (directory / manifest.NAME).exists():  # no job has been started: nobody waits for what was asked
-        (directory / NAME).unlink(missing_ok=True)
+    if os.path.lexists(directory / NAME):
+        told = _told(directory / NAME)
+        if not (directory / manifest.NAME).exists():
+            if told:
+                raise ConfigError(
+                    f"hydra.sweep.dir: {str(directory / NAME)!r} is the study of a sweep whose {manifest.NAME} is not there, with "
+                    f"what came of {told} trials; expected another directory, or that file elsewhere"
+                )
+            (directory / NAME).unlink()  # no job has been started: nobody waits for what was asked
     study = optuna.create_study(storage=storage(directory), study_name=STUDY, direction="maximize", load_if_exists=True)
     now = {key: list(parameter) for key, parameter in space.items()}
     known = study.user_attrs.get(_SPACE)
@@ -251,6 +267,28 @@ def _study(directory: Path, space: Space) -> Any:
         ):  # killed while it was asked for: no job is of it
             _refuse(study, space, trial, Refused("it was never asked for in full"))
     return study
+
+
+def _told(path: Path) -> int:
+    """Of how many trials our study knows what came. Raises ConfigError for another file: Optuna would write to it."""
+    if path.is_file() and not path.stat().st_size:  # killed while it was made
+        return 0
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as file:
+            studies = [name for (name,) in file.execute("SELECT study_name FROM studies")]
+            ((told,),) = file.execute(
+                "SELECT COUNT(*) FROM trials WHERE state != 'RUNNING' AND trial_id NOT IN "
+                "(SELECT trial_id FROM trial_user_attributes WHERE key = ?)",
+                [_REFUSED],
+            )
+        why = next((f"it has a study {name!r}" for name in studies if name != STUDY), "")
+    except sqlite3.Error as error:
+        told, why = 0, str(error)
+    if why:
+        raise ConfigError(
+            f"hydra.sweep.dir: {str(path)!r} is no study of a sweep's: {why}; expected another directory, or that file elsewhere"
+        )
+    return told
 
 
 def _sampler(config: Config, batch: int, number: int) -> Any:

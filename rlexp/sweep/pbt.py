@@ -13,7 +13,7 @@ from rlexp.sweep import traced
 from rlexp.sweep.parameters import Factor, written
 from rlexp.sweep.population import Fraction
 from rlexp.sweep.space import Space, draw
-from rlexp.sweep.sweepers import Batches, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import Batches, Setting, Sweep, Sweeper, Trial
 
 _GIVEN = ("population", "interval", "warmup", "selection", "fraction", "explore", "factor")  # on to each member
 
@@ -45,10 +45,11 @@ class Config:
 
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Raises ConfigError, also for what keeps the members from being one program."""
-    _check(config, sweep)
-    space = traced.space(config.space, sweep)
     check_number(len(sweep.grid) * config.population)
-    populations = [_members(config, space, number, job, sweep.config.seed) for number, job in enumerate(sweep.grid)]
+    for one in sweep.settings:
+        _check(config, one)
+    space = traced.space(config.space, sweep)
+    populations = [_members(config, space, number, one) for number, one in enumerate(sweep.settings)]
 
     def batches() -> Batches:
         results = yield [member for members in populations for member in members]
@@ -59,9 +60,9 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
     return Sweeper(space, batches(), grid=[[]], redraws=False)
 
 
-def _members(config: Config, space: Space, number: int, job: Sequence[str], seed: int) -> list[Trial]:
-    """The jobs of a population. Each has a seed of its own; that of the job multiplies them."""
-    first, others = traced.seeds(job, seed, config.population, "sweeper.population")
+def _members(config: Config, space: Space, number: int, one: Setting) -> list[Trial]:
+    """The jobs of a population. Each has a seed of its own; that of the setting multiplies them."""
+    first, others = traced.seeds(one, config.population, "sweeper.population")
     given = {"number": number} | {name: getattr(config, name) for name in _GIVEN}
     given |= {"seed": first % 2**31, "space": written(space)}
     between = ["between=population", *(f"between.{name}={traced.text(value)}" for name, value in given.items())]
@@ -81,11 +82,11 @@ def _best(results: Sequence[Any], first: int, whose: str) -> str:
     return f"{where}: the best of {len(results)} members is job {best} with {numbers[best]:.6g}"
 
 
-def _check(config: Config, sweep: Sweep) -> None:
-    run, hardware, launcher = sweep.config.run, sweep.config.hardware, sweep.config.launcher
+def _check(config: Config, one: Setting) -> None:
+    run, hardware, launcher = one.config.run, one.config.hardware, one.config.launcher
     if run != "train":
         raise ConfigError(f"run: {run} has no population, which sweeper=pbt trains; allowed: train")
-    if sweep.config.between is not None:
+    if one.config.between is not None:
         raise ConfigError("between: a population is what acts between chunks under sweeper=pbt; leave the other out")
     if config.population < 2:
         raise ConfigError(f"sweeper.population: {config.population} is not allowed; expected at least 2")
@@ -96,7 +97,7 @@ def _check(config: Config, sweep: Sweep) -> None:
             f"launcher.max_pack: {launcher.max_pack} is not allowed; expected at least sweeper.population {config.population}, "
             "whose members are one program"
         )
-    if is_host(stepping(sweep.modules)):
+    if is_host(stepping(one.modules)):
         raise ConfigError(
             "algo.source: its environments or its data are the host's, so that each run trains alone, and sweeper=pbt needs "
             "members of one program; take compiled environments, such as env=gymnax/cartpole"

@@ -110,8 +110,14 @@ def _check(config: Config, experiment: Experiment, num_members: int) -> None:
             f"sweeper.interval: {interval} is not allowed; expected a multiple of eval.every_env_steps {every}, since returns are "
             f"compared; the nearest is {max(1, round(interval / every)) * every}"
         )
-    for steps, key in ((interval, name), (config.warmup or 0, "sweeper.warmup")):
-        stretches.ends_before(key, steps, experiment.total_env_steps, "nothing is ever exchanged")
+    otherwise = "nothing is ever exchanged"
+    stretches.ends_before(name, interval, experiment.total_env_steps, otherwise)
+    last = stretches.last_end(name, interval, experiment, otherwise)
+    if config.warmup is not None and config.warmup > last:
+        raise ConfigError(
+            f"sweeper.warmup: {config.warmup} is not allowed; expected at most {last}, the last exchange before total_env_steps "
+            f"{experiment.total_env_steps}, or {otherwise}"
+        )
     source = experiment.source_of(experiment.settings)
     if Place.HOST in jax.tree.leaves(source.places):
         raise ConfigError(

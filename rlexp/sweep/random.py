@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from rlexp.config import CountOrZero, Host, Jobs, schema
-from rlexp.sweep.space import draw, read
+from rlexp.sweep.space import draw
 from rlexp.sweep.sweepers import Batches, Refused, Sweep, Sweeper, how_many
 
 
@@ -25,7 +25,7 @@ class Config:
 
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Draws trials by their numbers, so that the same line makes the same jobs. Raises ConfigError."""
-    space = read(config.space, sweep.intervals, sweep.config, sweep.options)
+    space = sweep.space(config.space)
     number = how_many(config.num_trials, config.trials)
 
     def batches() -> Batches:

@@ -14,7 +14,7 @@ from rlexp.loggers import jsonl
 from rlexp.storage import store
 from rlexp.sweep import halving, manifest
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.sweepers import Sweep
+from rlexp.sweep.sweepers import Setting
 
 _RETURN = "eval/return_mean"
 _FACT = "rungs "  # of the manifest: + search, batch -> [[bracket, {rung: return}] of each trial]
@@ -41,9 +41,9 @@ class Plan(NamedTuple):
         return found
 
 
-def check(sweep: Sweep, who: str) -> None:
+def check(one: Setting, who: str) -> None:
     """Raises ConfigError for what can never be pruned."""
-    config = sweep.config
+    config = one.config
     if config.run != "train":
         raise ConfigError(f"run: {config.run} has no objective, which {who} needs; allowed: train")
     if config.between is not None:
@@ -57,16 +57,16 @@ def check(sweep: Sweep, who: str) -> None:
             f"checkpoint.enabled: false is not allowed with {who}: trials that go on anew would be compared without those that "
             "were pruned"
         )
-    if sweep.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(config.output_root):
+    if one.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(config.output_root):
         raise ConfigError(
             f"launcher: {who} reads what trials have written from this disk, and here they write elsewhere; allowed: "
             "launcher=local or slurm, with output_root on a disk that all share"
         )
 
 
-def plan(sweep: Sweep, *, min_steps: int | None, reduction: int, num_brackets: int = 1, linear: bool = False) -> Plan:
+def plan(one: Setting, *, min_steps: int | None, reduction: int, num_brackets: int = 1, linear: bool = False) -> Plan:
     """Raises ConfigError. `linear`: at each multiple of min_steps, where those that are as good stay too."""
-    every, total = sweep.config.eval.every_env_steps, sweep.config.total_env_steps
+    every, total = one.config.eval.every_env_steps, one.config.total_env_steps
     assert every is not None
     first = every if min_steps is None else min_steps
     if reduction < 2:

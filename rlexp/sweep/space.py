@@ -90,7 +90,7 @@ def read(
 
     Args:
       intervals: {key: specification} from the command line.
-      config: of the first job; its dataclasses know which keys there are, and their types.
+      config: of a job; its dataclasses know which keys there are, and their types.
       options: {group of the configuration: its options}.
     Raises:
       ConfigError: one line.

@@ -30,6 +30,20 @@ def check(experiment: Experiment, key: str, steps: int, *, with_whom: str, since
             "memory before anything is learnt"
         )
     ends_before(key, steps, experiment.total_env_steps, otherwise)
+    last_end(key, steps, experiment, otherwise)
+
+
+def last_end(key: str, steps: int, experiment: Experiment, otherwise: str) -> int:
+    """The environment steps at the end of the last stretch after which something is trained. Raises ConfigError where none is."""
+    update, prefill = experiment.env_steps_per_update, experiment.prefill_env_steps
+    before_last = experiment.env_steps(experiment.total_updates - 1)
+    multiple = before_last // steps * steps
+    if multiple <= prefill:
+        raise ConfigError(
+            f"{key}: {steps} is not allowed; expected a multiple of it above {prefill} and at most {before_last}, where the last "
+            f"update begins, or {otherwise}"
+        )
+    return experiment.env_steps(-(-(multiple - prefill) // update))
 
 
 def evaluated_every(steps: int | None, with_whom: str) -> int:

@@ -4,13 +4,15 @@ A trial is one setting of the search space. The values that the command line swe
 jobs, whose mean is its objective. A sweeper knows nothing of jobs, of packs, or of Hydra.
 """
 
+import dataclasses
 import enum
-from collections.abc import Generator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlexp.config import Config
-from rlexp.sweep.space import Space
+from rlexp.sweep.space import Choices, Interval, Space, read
 
 Trial = tuple[str, ...]  # overrides, one for each parameter of the space
 
@@ -42,15 +44,35 @@ Batches = Generator[list[Trial], Sequence[Result], None]
 Rolling = Generator[list[Trial], Sequence[Result | Open], None]
 
 
-class Sweep(NamedTuple):
+class Setting(NamedTuple):
+    """One of those that the command line multiplies each trial by, parsed."""
+
+    overrides: Sequence[str]
+    config: Config
+    modules: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
     """What a sweeper is told."""
 
     directory: Path
-    config: Config  # of the first job
-    modules: Mapping[str, str]  # and its modules
     grid: Sequence[Sequence[str]]  # what the command line multiplies each trial by: the overrides of a job
+    parsed: Callable[[Sequence[str]], Setting]  # raises ConfigError
     intervals: Mapping[str, object]  # `key=interval(...)` of the command line, in the form of the YAML
     options: Mapping[str, Sequence[str]]  # of the configuration's groups
+
+    @functools.cached_property
+    def settings(self) -> list[Setting]:
+        """All of the grid, which a sweeper checks and plans one by one; `launcher` and `sweeper` are one for all. They are parsed
+        when they are asked for: a grid without a search may have many. Raises ConfigError."""
+        return [self.parsed(job) for job in self.grid]
+
+    def space(self, given: Mapping[str, Any]) -> Space:
+        """`sweeper.space` with the command line's, valid in all settings. Raises ConfigError."""
+        spaces = [read(given, self.intervals, one.config, self.options) for one in self.settings]
+        # What is a whole number in some is one in all: a trial is run in each.
+        return {key: max((one[key] for one in spaces), key=_is_whole) for key in spaces[0]}
 
 
 class Sweeper(NamedTuple):
@@ -63,6 +85,12 @@ class Sweeper(NamedTuple):
     redraws: bool = True  # whether others take the places of trials that are refused; else all are refused with one
     rolling: Rolling | None = None  # in place of batches
     per_slot: int = 1  # of `rolling`: trials that train together
+    # Raises ConfigError. Asked of each outermost value and each choice of the space, in each setting of the command line.
+    check: Callable[[Setting], None] = lambda setting: None
+
+
+def _is_whole(parameter: Interval | Choices) -> bool:
+    return isinstance(parameter, Interval) and parameter.whole
 
 
 def how_many(num_trials: int, trials: int | None) -> int:

@@ -16,7 +16,7 @@ from rlexp.sweep import leaderboard, manifest, pods, stretches, traced
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.parameters import Explore, Factor, written
 from rlexp.sweep.space import Space, draw
-from rlexp.sweep.sweepers import Batches, Result, Sweep, Sweeper, Trial
+from rlexp.sweep.sweepers import Batches, Result, Setting, Sweep, Sweeper, Trial
 
 _AT_ONCE = 16  # pods of a program, where neither sweeper.batch nor launcher.max_pack says it
 _GIVEN = ("population", "leaders", "explored", "explore", "factor")  # on to each pod
@@ -49,30 +49,29 @@ class Config:
 
 def make(config: Config, sweep: Sweep) -> Sweeper:
     """Raises ConfigError."""
-    steps = _checked(config, sweep)
+    steps = [_checked(config, one) for one in sweep.settings]
     space = traced.space(config.space, sweep)
-    ages = -(-sweep.config.total_env_steps // steps)
-    number = config.population * ages
-    check_number(len(sweep.grid) * number)
-    tournaments = [_pods(config, space, sweep, i, job, steps, number) for i, job in enumerate(sweep.grid)]
+    ages = [-(-one.config.total_env_steps // of_pod) for one, of_pod in zip(sweep.settings, steps, strict=True)]
+    check_number(config.population * sum(ages))
+    each = zip(sweep.settings, steps, ages, strict=True)
+    tournaments = [_pods(config, space, i, *one) for i, one in enumerate(each)]
     _check_leaderboard(sweep)
 
     def batches() -> Batches:
         results = yield list(itertools.chain(*tournaments))
-        for first, job in zip(range(0, len(results), number), sweep.grid, strict=True):
-            last = first + number - config.population
-            print(_best(results, last, first + number, traced.whose(sweep.grid, job)), flush=True)
+        ends = itertools.accumulate(map(len, tournaments))
+        for end, job in zip(ends, sweep.grid, strict=True):
+            print(_best(results, end - config.population, end, traced.whose(sweep.grid, job)), flush=True)
 
     return Sweeper(space, batches(), grid=[[]], redraws=False)
 
 
-def _pods(
-    config: Config, space: Space, sweep: Sweep, tournament: int, job: Sequence[str], steps: int, number: int
-) -> list[Trial]:
-    """The jobs of a tournament. Each has a seed of its own; that of the job multiplies them."""
-    first, others = traced.seeds(job, sweep.config.seed, number, f"{number} pods")
-    alone = is_host(stepping(sweep.modules))
-    size = min(config.batch or (1 if alone else sweep.config.launcher.max_pack or _AT_ONCE), config.population)
+def _pods(config: Config, space: Space, tournament: int, one: Setting, steps: int, ages: int) -> list[Trial]:
+    """The jobs of a tournament. Each has a seed of its own; that of the setting multiplies them."""
+    number = config.population * ages
+    first, others = traced.seeds(one, number, f"{number} pods")
+    alone = is_host(stepping(one.modules))
+    size = min(config.batch or (1 if alone else one.config.launcher.max_pack or _AT_ONCE), config.population)
     packs_of_age = -(-config.population // size)
     given = {"number": tournament, "first_seed": first, "pod_steps": steps}
     given |= {name: getattr(config, name) for name in _GIVEN} | {"space": written(space)}
@@ -94,9 +93,9 @@ def _best(results: Sequence[Result], begin: int, end: int, whose: str) -> str:
     return f"the tournament{whose}: the best of the last {end - begin} pods is job {best} with {numbers[best]:.6g}"
 
 
-def _checked(config: Config, sweep: Sweep) -> int:
+def _checked(config: Config, one: Setting) -> int:
     """Environment steps of a pod."""
-    whole = sweep.config
+    whole = one.config
     if whole.run != "train":
         raise ConfigError(f"run: {whole.run} has no pods, which sweeper=tournament trains; allowed: train")
     if whole.between is not None:
@@ -111,7 +110,7 @@ def _checked(config: Config, sweep: Sweep) -> int:
     steps = config.pod_steps or stretches.evaluated_every(whole.eval.every_env_steps, pods.NEEDS)
     name = "sweeper.pod_steps" if config.pod_steps else "eval.every_env_steps"
     stretches.ends_before(name, steps, whole.total_env_steps, pods.ALONE)
-    if sweep.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(whole.output_root):
+    if one.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(whole.output_root):
         raise ConfigError(
             "launcher: sweeper=tournament has its leaderboard, and the checkpoints from which pods go on, on a disk that all "
             "share, and here they write elsewhere; allowed: launcher=local or slurm, with output_root on such a disk"

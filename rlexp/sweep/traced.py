@@ -7,19 +7,20 @@ from typing import Any
 from rlexp.config import Config, ConfigError
 from rlexp.overrides import override_key
 from rlexp.sameness import TRACED
-from rlexp.sweep.space import Space, read
-from rlexp.sweep.sweepers import Sweep
+from rlexp.sweep.space import Space
+from rlexp.sweep.sweepers import Setting, Sweep
 
 
 def space(given: Mapping[str, Any], sweep: Sweep) -> Space:
     """`sweeper.space` with the command line's. Raises ConfigError, which says what can be searched."""
-    keys = _traced(sweep.config)
+    everywhere = [_traced(one.config) for one in sweep.settings]
+    keys = [key for key in everywhere[0] if all(key in others for others in everywhere)]
     if not given and not sweep.intervals:
         raise ConfigError(
             "sweeper.space: empty; expected parameters, such as 'algo.hp.lr=tag(log, interval(1e-5, 1e-2))' on the command line; "
             f"allowed: {', '.join(keys)}"
         )
-    found = read(given, sweep.intervals, sweep.config, sweep.options)
+    found = sweep.space(given)
     for key in found:
         if key not in keys:
             raise ConfigError(
@@ -29,23 +30,20 @@ def space(given: Mapping[str, Any], sweep: Sweep) -> Space:
     return found
 
 
-def seeds(job: Sequence[str], seed: int, number: int, what: str) -> tuple[int, list[str]]:
-    """(the first of so many seeds, the job without its own, by which it is multiplied). Raises ConfigError.
+def seeds(one: Setting, number: int, what: str) -> tuple[int, list[str]]:
+    """(the first of so many seeds, the overrides without their own, by which it is multiplied). Raises ConfigError.
 
     Args:
-      seed: of a job that says none.
       what: the key that says how many there are, or words for it.
     """
-    for override in job:
-        if override_key(override) == "seed":
-            seed = _seed(override.partition("=")[2])
+    seed = one.config.seed
     first = seed * number
     if first + number > 2**32:
         raise ConfigError(
             f"seed: {seed} is not allowed; expected less than {2**32 // number}, since the members of a population "
             f"have seeds of their own, from seed * {what} on"
         )
-    return first, [override for override in job if override_key(override) != "seed"]
+    return first, [override for override in one.overrides if override_key(override) != "seed"]
 
 
 def text(value: Any) -> str:
@@ -62,13 +60,6 @@ def whose(grid: Sequence[Sequence[str]], job: Sequence[str]) -> str:
     everywhere = set(grid[0]).intersection(*grid)
     own = [override for override in job if override not in everywhere]
     return f" of {' '.join(own)}" if own else ""
-
-
-def _seed(text: str) -> int:
-    try:
-        return int(float(text))
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"seed: {text!r} is not allowed; expected a whole number") from error
 
 
 def _traced(config: Config) -> list[str]:

@@ -20,7 +20,7 @@ from rlexp.loggers import jsonl
 from rlexp.sweep import asha
 from rlexp.sweep.halving import BRACKET, Config, best, make, window
 from rlexp.sweep.rungs import Plan
-from rlexp.sweep.sweepers import Sweep, Sweeper
+from rlexp.sweep.sweepers import Setting, Sweep, Sweeper
 
 from .searches import Killed, jobs, search, study, value_of
 
@@ -133,7 +133,8 @@ def test_a_search_that_is_killed_asks_the_same_again(tmp_path):
 def asha_of(directory: Path, *overrides: str) -> Sweeper:
     node, _ = compose.compose_node(["sweeper=asha", *overrides])
     read, modules = parse(node, WholeConfig)
-    given = Sweep(directory, read, modules, [overrides], {LR: {"low": 1e-5, "high": 1e-2, "log": True}}, {})
+    intervals = {LR: {"low": 1e-5, "high": 1e-2, "log": True}}
+    given = Sweep(directory, [overrides], lambda job: Setting(job, read, modules), intervals, {})
     return asha.make(read.sweeper, given)
 
 
@@ -173,6 +174,7 @@ def test_what_cannot_be_is_told_in_a_line(more, told, tmp_path):
         (100, 64, r"sweeper\.min_steps: 100 .*multiple of eval\.every_env_steps 64.*the nearest is 128"),
         (16, 16, r"sweeper\.min_steps: 16 is not allowed; expected at least 32, the environment steps of an update"),
         (640, 64, r"sweeper\.min_steps: 640 is not allowed; expected less than total_env_steps 320"),
+        (300, 300, r"sweeper\.min_steps: 300 .*multiple of it above 0 and at most 288, where the last update begins"),
         (64, None, r"eval\.every_env_steps: null is not allowed"),
     ],
 )

@@ -96,6 +96,21 @@ def test_what_is_no_entry_is_told_in_a_line(tmp_path):
         best(tmp_path)
 
 
+def deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to(path), deep]
+)
+def test_what_cannot_be_read_as_an_entry_is_told_in_a_line(make, tmp_path):
+    enter(place(tmp_path, 0, 1), entry(0, 1.0), keep=2)
+    make(place(tmp_path, 0, 1) / "9.json")
+    for read in (leaderboard.lines, lambda directory: leaderboard.check(directory, {"0": f"{0:08x}"})):
+        with pytest.raises(ConfigError, match=r"^.*9\.json: this is no entry of a leaderboard: .*$"):
+            read(tmp_path)
+
+
 def test_leaders_are_shown(tmp_path):
     assert leaderboard.lines(tmp_path) == []
     for pod in range(6):

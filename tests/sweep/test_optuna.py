@@ -1,6 +1,8 @@
 """Optuna as a sweeper, with a launcher that trains nothing."""
 
+import contextlib
 import math
+import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from rlexp.sweep import optuna as optuna_sweeper
 from rlexp.sweep import random as random_sweeper
 from rlexp.sweep.hydra_sweep import sweep
 from rlexp.sweep.manifest import JobFailed, Manifest
-from rlexp.sweep.sweepers import Sweep
+from rlexp.sweep.sweepers import Setting, Sweep
 
 from .searches import FIXED, LR, Killed, Plugin, chosen, dying, jobs, log_lr, search, study, value_of
 
@@ -139,6 +141,65 @@ def test_a_leftover_of_a_sweep_that_never_started_is_no_sweep(tmp_path):
     assert len(study(tmp_path).trials) == 2
 
 
+def told_study(path: Path) -> None:
+    """That of a sweep, whose manifest is lost then."""
+    search(path.parent, "sweeper=optuna", LR, "sweeper.num_trials=1")
+    for file in path.parent.iterdir():
+        if file != path:
+            file.unlink()
+
+
+def database(path: Path, *lines: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        for line in lines:
+            file.execute(line)
+
+
+STUDIES = (
+    "CREATE TABLE studies (study_name)",
+    "CREATE TABLE trials (trial_id, state)",
+    "CREATE TABLE trial_user_attributes (trial_id, key)",
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.write_text("my precious study"), "is no study of a sweep's: file is not a database"),
+        (Path.mkdir, "is no study of a sweep's: unable to open"),
+        (lambda path: path.symlink_to("nowhere"), "is no study of a sweep's: unable to open"),
+        (lambda path: database(path, "CREATE TABLE mine (x)"), "is no study of a sweep's: no such table"),
+        (
+            lambda path: database(path, *STUDIES, "INSERT INTO studies VALUES ('rlexp'), ('mine')"),
+            "is no study of a sweep's: it has a study 'mine'",
+        ),
+        (told_study, r"is the study of a sweep whose sweep\.sqlite is not there, with what came of 1 trials"),
+    ],
+)
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_a_study_that_is_not_this_sweeps_is_left_alone(make, words, is_sweep, tmp_path):
+    file, line = tmp_path / optuna_sweeper.NAME, ("sweeper=optuna", LR, "sweeper.num_trials=2")
+    make(file)
+    if is_sweep and make is not told_study:
+        Manifest(tmp_path).add(0, ["seed=0"])
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
+    for refused, why in ((line, words), ((*line, "algo.hp.lr=1"), "both in sweeper.space")):
+        with pytest.raises(ConfigError, match=why) as told:
+            search(tmp_path, *refused)
+        assert "\n" not in str(told.value)
+        after = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
+        assert after.keys() == before.keys() and (is_sweep or after == before)
+
+
+def test_a_refused_search_leaves_no_study(tmp_path):
+    def refuse(overrides: Sequence[str]) -> None:
+        raise ConfigError("the launcher is not there")
+
+    with pytest.raises(ConfigError, match="the launcher is not there"):
+        search(tmp_path, "sweeper=optuna", LR, "sweeper.num_trials=2", checked=refuse)
+    assert not list(tmp_path.iterdir())
+
+
 def best_of(how: str, seed: int, directory: Path, config: Config) -> float:
     """What 32 trials find of a bowl in three dimensions."""
     space = {
@@ -147,7 +208,7 @@ def best_of(how: str, seed: int, directory: Path, config: Config) -> float:
         "algo.hp.entropy_coef": {"low": 0.0, "high": 1.0},
     }
     values = {"module": "x", "num_trials": 32, "seed": seed, "space": space}
-    given = Sweep(directory, config, {}, [[]], {}, {})
+    given = Sweep(directory, [[]], lambda job: Setting(job, config, {}), {}, {})
     if how == "random":
         sweeper = random_sweeper.make(random_sweeper.Config(**values), given)
     else:

@@ -1,6 +1,7 @@
 """A population: who goes on as whose copy, with which settings; all of a member is copied, and a killed one does the same again."""
 
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from rlexp.sweep.packing import Job, apart
 from rlexp.sweep.parameters import written
 from rlexp.sweep.population import Config, make
 from rlexp.sweep.space import Choices, Interval
-from rlexp.sweep.sweepers import Sweep, Sweeper
+from rlexp.sweep.sweepers import Setting, Sweep, Sweeper
 from rlexp.training import changes, program
 from rlexp.training.between import Moment
 from rlexp.training.layout import layout_of
@@ -397,7 +398,8 @@ def pbt_of(directory: Path, *overrides: str) -> Sweeper:
     """The sweeper of a command line, with an interval as Hydra gives it."""
     node, _ = compose.compose_node(["sweeper=pbt", "sweeper.population=4", *overrides])
     read, modules = parse(node, WholeConfig)
-    given = Sweep(directory, read, modules, [overrides], {LR: {"low": 1e-5, "high": 1e-2, "log": True}}, {})
+    intervals = {LR: {"low": 1e-5, "high": 1e-2, "log": True}}
+    given = Sweep(directory, [overrides], lambda job: Setting(job, read, modules), intervals, {})
     return pbt.make(read.sweeper, given)
 
 
@@ -434,7 +436,7 @@ def test_nothing_is_left_of_what_was_refused(tmp_path):
         search(tmp_path / "sweep", *LINE[:2])
     with pytest.raises(ConfigError, match=r"sweeper\.space\.algo\.num_epochs: it shapes the program"):
         search(tmp_path / "sweep", *LINE, "algo.num_epochs=interval(1, 4)")
-    with pytest.raises(ConfigError, match=r"seed: 'x' is not allowed; expected a whole number"):
+    with pytest.raises(ConfigError, match=r"seed: 'x' is not allowed; expected a valid integer"):
         search(tmp_path / "sweep", *LINE, "seed=0,x")
     assert not (tmp_path / "sweep").exists()
 
@@ -453,6 +455,7 @@ def small():
         (100, 64, r"sweeper\.interval: 100 .*multiple of eval\.every_env_steps 64.*the nearest is 128"),
         (32, 64, r"sweeper\.interval: 32 .*multiple of eval\.every_env_steps 64.*the nearest is 64"),
         (128_000, 64, r"sweeper\.interval: 128000 is not allowed; expected less than total_env_steps 320"),
+        (300, 300, r"sweeper\.interval: 300 .*multiple of it above 0 and at most 288, where the last update begins"),
         (None, None, r"eval\.every_env_steps: null is not allowed with sweeper=pbt"),
     ],
 )
@@ -465,11 +468,22 @@ def test_an_interval_that_cannot_be_is_told(interval, every, told, small):
     hook.check(one, 1)  # it is gone on with alone
 
 
-def test_a_warmup_without_an_end_and_a_memory_of_the_host_are_told(small):
-    with pytest.raises(
-        ConfigError, match=r"sweeper\.warmup: 320 is not allowed; expected less than total_env_steps 320"
-    ):
-        make(config(4, warmup=320)).check(small, 4)
+@pytest.mark.parametrize(
+    ("interval", "warmup", "last"), [(64, 257, 256), (128, 257, 256), (192, 256, 192), (100, 300, 224), (64, 320, 256)]
+)
+def test_a_warmup_after_the_last_exchange_is_told(interval, warmup, last, small):
+    evaluation = dataclasses.replace(small.config.eval, every_env_steps=math.gcd(interval, 100))
+    one = small._replace(config=dataclasses.replace(small.config, eval=evaluation))
+    words = rf"sweeper\.warmup: {warmup} is not allowed; expected at most {last}, the last exchange before total_env_steps 320"
+    with pytest.raises(ConfigError, match=words):
+        make(config(4, interval=interval, warmup=warmup)).check(one, 4)
+    make(config(4, interval=interval, warmup=last)).check(one, 4)
+    ends = [one.env_steps(update) for update in range(one.total_updates)]
+    due = [now for before, now in itertools.pairwise(ends) if now // interval > before // interval]
+    assert due[-1] == last
+
+
+def test_a_memory_of_the_host_is_told(small):
     source = small.source_of(small.settings)._replace(places=Place.HOST)
     with pytest.raises(ConfigError, match=r"algo\.source: it keeps data in the host's memory"):
         make(config(4)).check(small._replace(source_of=lambda settings: source), 4)

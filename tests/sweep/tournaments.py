@@ -12,7 +12,7 @@ from rlexp.machine.stop import Stop
 from rlexp.sweep import packs, tournament
 from rlexp.sweep.manifest import OVER, Manifest
 from rlexp.sweep.packing import Job, fingerprint, grouped, without_launcher
-from rlexp.sweep.sweepers import Sweep, Sweeper
+from rlexp.sweep.sweepers import Setting, Sweep, Sweeper
 
 LR, ENTROPY = "algo.hp.lr", "algo.hp.entropy_coef"
 # A pod is two updates, an agent six: a pack of four pods in each of three ages.
@@ -29,7 +29,8 @@ def tournament_of(directory: Path, *overrides: str, grid: Sequence[Sequence[str]
     node, _ = compose.compose_node([*LINE, *overrides])
     read, modules = parse(node, Whole)
     intervals = {LR: {"low": 1e-4, "high": 1e-2, "log": True}, ENTROPY: {"low": 0.0, "high": 0.05}}
-    return tournament.make(read.sweeper, Sweep(directory, read, modules, grid, intervals, {}))
+    given = Sweep(directory, grid, lambda job: Setting(job, read, modules), intervals, {})
+    return tournament.make(read.sweeper, given)
 
 
 def jobs_of(directory: Path, *overrides: str) -> list[Job]:
