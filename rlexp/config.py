@@ -130,8 +130,16 @@ Number = Annotated[float, BeforeValidator(_number), Strict(), Field(allow_inf_na
 Positive = Annotated[Number, Field(gt=0), AfterValidator(_not_0_in_float32)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
-# A Number where it is read from the YAML; an array where the program puts the traced one in its place (env.params).
-TracedNumber = Annotated[Any, GetPydanticSchema(lambda _, handler: handler.generate_schema(Number))]
+
+
+def _traced(kind: Any) -> GetPydanticSchema:
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
+
+
+# Such a number where it is read from the YAML; an array where the program puts the traced one in its place (env.params).
+TracedNumber = Annotated[Any, _traced(Number)]
+TracedPositive = Annotated[Any, _traced(Positive)]
+TracedCount = Annotated[Any, _traced(Count)]
 
 
 def _is_part(value: Any) -> Any:

@@ -11,6 +11,7 @@ from rlexp.envs.managers.world import World
 from rlexp.types import Continuous, EnvSpec
 
 COMPUTED: list[str] = []  # terms that were traced
+BOUNDS = {"wind": (-1.0, 1.0)}
 
 
 @schema

@@ -15,7 +15,7 @@ import numpy as np
 from rlexp.envs.host import HostEnv as HostEnv
 from rlexp.envs.host import Opened as Opened
 from rlexp.envs.waiting import Batched, waiting
-from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree, TimeStep
+from rlexp.types import Continuous, Discrete, EnvSpec, Groups, Key, MultiDiscrete, PyTree, TimeStep
 
 EnvState = Any
 Tally = Literal["last", "mean", "max", "sum"]  # what of an episode a number of `info` stands for
@@ -243,7 +243,10 @@ def action_struct(spec: EnvSpec) -> jax.ShapeDtypeStruct:
 
 
 def check_spec(spec: EnvSpec) -> None:
-    """Raises ValueError for what is empty, bounds that do not fit the action, and a mask that does not fit the choices."""
+    """Raises ValueError for what is empty, bounds that do not fit the action, and a mask that does not fit the choices.
+
+    Also for a mask where actions are numbers: networks leave out what is called so.
+    """
     action = spec.action
     named = [("the observation", leaf.shape) for leaf in jax.tree.leaves(spec.observation)] or [
         ("the observation", (0,))
@@ -260,11 +263,18 @@ def check_spec(spec: EnvSpec) -> None:
                 )
         if not np.all(np.asarray(action.low) < np.asarray(action.high)):
             raise ValueError(f"{spec.name}: of the action low {action.low} is not below high {action.high}")
-        return
-    num_choices = action.num_actions if isinstance(action, Discrete) else sum(action.num_actions)
-    mask = spec.observation.get("action_mask") if isinstance(spec.observation, dict) else None
-    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != (num_choices,)):
-        raise ValueError(f"{spec.name}: action_mask: expected bool[{num_choices}], got {mask.dtype}{list(mask.shape)}")
+    for seen in spec.observation if isinstance(spec.observation, Groups) else (spec.observation,):
+        mask = seen.get("action_mask") if isinstance(seen, dict) else None
+        if mask is None:
+            continue
+        if isinstance(action, Continuous):
+            raise ValueError(
+                f"{spec.name}: action_mask: actions are numbers, of which none is masked; give it another name"
+            )
+        num_choices = action.num_actions if isinstance(action, Discrete) else sum(action.num_actions)
+        if mask.dtype != jnp.bool_ or mask.shape != (num_choices,):
+            told = f"{mask.dtype}{list(mask.shape)}"
+            raise ValueError(f"{spec.name}: action_mask: expected bool[{num_choices}], got {told}")
 
 
 def in_words(spec: EnvSpec) -> tuple[str, str]:

@@ -4,19 +4,22 @@
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import nearest
 from rlexp.envs.base import Env, action_struct
-from rlexp.envs.managers.world import Functions, Moment, World
+from rlexp.envs.managers.functions import known
+from rlexp.envs.managers.world import Bounds, Functions, Moment, World
 from rlexp.envs.suites import observed, of_types, traced
 from rlexp.types import Key, PyTree
 
 FACTORS: tuple[str, ...] = ("mass", "friction", "gravity", "gear")
+# Gravity may be any. What has next to no mass has no finite acceleration.
+BOUNDS: Bounds = {"mass": (0.01, math.inf), "friction": (0.0, math.inf), "gear": (0.0, math.inf)}
 
 
 def body_world(
@@ -117,7 +120,4 @@ def _observed(moment: Moment, name: str | None = None) -> jax.Array:
 
 
 def _metric(moment: Moment, name: str) -> jax.Array:
-    metrics = moment.state.metrics
-    if name not in metrics:
-        raise ValueError(f"there is no metric {name!r}{nearest(name, metrics) or '.'} Allowed: {', '.join(metrics)}")
-    return metrics[name]
+    return moment.state.metrics[known(name, moment.state.metrics, "metric")]

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally
+from rlexp.envs.body_world import BOUNDS as BOUNDS
 from rlexp.envs.managers.world import World
 from rlexp.envs.playground_world import playground_world
 from rlexp.envs.suites import foreign, imported, known, made, physics, remembered

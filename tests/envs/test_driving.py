@@ -11,7 +11,7 @@ from suites import build_env, node_of
 from rlexp.config import ConfigError
 from rlexp.envs.driving import drivers, observation, rewards, scenario, state, traffic
 from rlexp.envs.driving.draw import draw
-from rlexp.envs.driving.geometry import turned
+from rlexp.envs.driving.geometry import at_station, turned
 from rlexp.envs.driving.vehicle import SIZE
 
 
@@ -132,6 +132,25 @@ def test_crossing_the_line_counts_while_the_light_is_red_only():
         np.testing.assert_array_equal(happened.red_light, crossed & expected)
 
 
+@pytest.mark.parametrize("askew", [-0.4, 0.0, 0.3])
+@pytest.mark.parametrize("aside", [-0.9, 2.0, 3.9, 4.2, 5.0, 5.3])
+def test_who_is_on_the_road_crosses_a_red_light_on_whichever_lane(aside, askew):
+    at = starts(16, kinds=("crossing",), density=0.0)
+    route = jax.tree.map(lambda x: x[:, 0], at.scenario.lanes)
+    here = jax.vmap(at_station)(at.scenario.line[:, 0] - SIZE[0] / 2 - 0.5, route)
+    left = jnp.stack([-jnp.sin(here.heading), jnp.cos(here.heading)], -1)
+    place, heading = here.position + aside * left, here.heading + askew
+    red = scenario.GREEN + scenario.YELLOW + scenario.CLEARING - 1.0
+    for speed, passes in ((20.0, True), (1.0, False)):
+        before = ego_at(at, position=place, heading=heading, speed=jnp.full((16,), speed))
+        lit = before._replace(scenario=at.scenario._replace(phase=jnp.full((16,), red)))
+        happened, _ = one_step()(lit, STRAIGHT_ON)
+        if abs(aside - 2) < 1 or (askew == 0.0 and aside < 5.05):
+            assert not np.asarray(happened.off_road).any()
+        noticed = np.asarray(happened.red_light) if passes else ~np.asarray(happened.red_light)
+        assert (noticed | np.asarray(happened.off_road)).all()
+
+
 def test_who_follows_a_log_looks_at_nobody_and_the_others_do():
     at = starts(16, logged=1.0)
     followed, stopped = at, ego_at(at, speed=jnp.zeros((16,)))
@@ -208,6 +227,7 @@ def test_layouts_are_numbered_and_another_range_is_another_set():
     [
         ({"scenarios": []}, r"env\.scenarios: \[\] is not allowed"),
         ({"scenarios": ["curv"]}, r'env\.scenarios.*did you mean "curve"'),
+        ({"first_layout": 5}, r"env\.first_layout: 5 is not allowed; expected 0, or env\.layouts"),
         ({"observed_cars": 13}, r"env\.observed_cars: 13 is not allowed; expected at most 12"),
         (
             {"params": node_of("driving/merge")["params"] | {"colision": 1.0}},

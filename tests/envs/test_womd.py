@@ -11,7 +11,8 @@ from suites import build_env
 from support import fingerprint
 
 from rlexp.config import ConfigError
-from rlexp.envs.driving.geometry import SPACING
+from rlexp.envs.driving import rewards
+from rlexp.envs.driving.geometry import SPACING, at_station
 from rlexp.envs.womd import features, generate, scenes, world
 from rlexp.envs.womd.scenes import Sizes
 from rlexp.session import check_same
@@ -58,6 +59,7 @@ def test_a_scene_is_the_drive_that_was_written():
         begins = scenes.projected(route[:1], lane)[0][0]
         assert scene.line[0] + begins == pytest.approx(drive.scenario.line[0], abs=0.3) or scene.line[0] > 1e5
         if scene.line[0] < 1e5:
+            np.testing.assert_allclose(scene.reach[:, 0], (rewards.LEFT, rewards.RIGHT), atol=0.1)
             np.testing.assert_array_equal(scene.colour[:, 0], drive.colour[features.CURRENT :, 0])
             assert scene.lit[:, 0].all()
         assert (scene.line[1:] > 1e5).all()  # of four lights one is for the route
@@ -130,6 +132,56 @@ def test_records_without_a_car_of_their_own():
             scene_of(bad)
 
 
+@pytest.mark.parametrize(
+    ("name", "where", "value"),
+    [
+        *(
+            (f"state/{span}/{name}", (1, 0), bad)
+            for span, name, bad in (
+                ("current", "x", np.nan),
+                ("past", "y", np.inf),
+                ("future", "bbox_yaw", np.nan),
+                ("current", "velocity_x", -np.inf),
+                ("future", "velocity_y", np.nan),
+                ("current", "length", 0.0),
+                ("past", "width", -1.0),
+                ("current", "width", np.nan),
+            )
+        ),
+        ("traffic_light_state/future/x", (3, 0), np.nan),
+        ("traffic_light_state/current/y", (0, 1), np.inf),
+        ("roadgraph_samples/xyz", (3, 1), np.nan),
+        ("roadgraph_samples/dir", (3, 0), np.inf),
+        ("path_samples/xyz", (0, 3, 0), np.nan),
+    ],
+)
+def test_what_is_valid_is_somewhere_and_of_some_size(name, where, value):
+    _, record = drives()[0]
+    valid = f"{name.rpartition('/')[0]}/valid"
+    spot = (where[0], 0) if valid == "roadgraph_samples/valid" else where[:2]
+    bad = changed(changed(record, name, where, value), valid, spot, 1)
+    expected = "positive" if "length" in name or "width" in name else "finite"
+    with pytest.raises(
+        ConfigError, match=rf"^env\.path: record has {value:g} in {name} at \[.*expected a {expected} num"
+    ):
+        scene_of(bad)
+    scene_of(changed(bad, valid, spot, 0))
+
+
+def test_numbers_that_are_not_valid_matter_to_nobody():
+    _, record = drives()[0]
+    there = {name: values == 1 for name, values in record.items() if name.endswith("/valid")}
+    noisy = {}
+    for name, values in record.items():
+        at = there.get(f"{name.rpartition('/')[0]}/valid")
+        if values.dtype == np.float32 and at is not None:
+            at = at.reshape(at.shape + (1,) * (values.ndim - at.ndim))
+            noisy[name] = np.where(np.broadcast_to(at, values.shape), values, np.float32(np.nan))
+    scene, plain = scene_of(record | noisy), scene_of(record)
+    for field in ("position", "velocity", "sizes", "edges", "line", "reach", "reference"):
+        np.testing.assert_array_equal(getattr(scene, field), getattr(plain, field), err_msg=field)
+
+
 # --- the world ------------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +226,17 @@ def test_what_ends_an_episode():
     red = pool()._replace(colour=np.full_like(pool().colour, 2), line=pool().reference[:, :1] + [[8.0, 1e6, 1e6, 1e6]])
     crossed, _ = played(red, (3.0, 0.0), steps=30)
     assert crossed["red_light"].mean() > 0.5
+    oncoming = jax.tree.map(jnp.asarray, red)._replace(reach=jnp.full_like(red.reach, 6.0))
+    begin, step, _ = compiled()
+    state = begin(oncoming, jnp.arange(NUM))
+    line = jax.vmap(at_station, in_axes=(0, 0))(jnp.asarray(red.line[:, 0]), oncoming.route)
+    along = jnp.stack([jnp.cos(line.heading), jnp.sin(line.heading)], -1)
+    left = jnp.stack([-along[:, 1], along[:, 0]], -1)
+    for aside, expected in ((4.5, True), (5.9, True), (6.1, False), (-5.0, True)):
+        place = line.position - (state.size[:, :1] / 2 + 0.5) * along + aside * left
+        ego = state.ego._replace(position=place, heading=line.heading, speed=jnp.full((NUM,), 10.0))
+        _, now, _ = step(oncoming, state._replace(ego=ego), jnp.zeros((NUM, 2)), False)
+        np.testing.assert_array_equal(now.red_light, expected)
     green, _ = played(red._replace(colour=np.zeros_like(red.colour)), (3.0, 0.0), steps=30)
     assert not green["red_light"].any()
     position, present = pool().position.copy(), pool().present.copy()

@@ -217,14 +217,61 @@ def test_the_command_writes_files_that_are_read(drives, tmp_path, capsys, monkey
         "driving.tfrecord-00001-of-00002",
     ]
     assert len(list(features.read(str(tmp_path / "made")))) == 3
-    with pytest.raises(SystemExit) as refused:
-        main(arguments)
-    assert refused.value.code == 2
+    assert main(arguments) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
+    assert main([str(tmp_path / "made" / "deep" / "er"), "--num=1", "--files=1"]) == 0
+    assert [p.name for p in (tmp_path / "made" / "deep" / "er").iterdir()] == ["driving.tfrecord-00000-of-00001"]
 
 
 def test_the_command_makes_no_folder_that_it_cannot_fill(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     assert main([str(tmp_path / "made" / "here")]) == 2
     assert "google_crc32c is not installed; pip install 'rlexp[womd]' brings it" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--seed=99999999999999999999", "99999999999999999999 is not allowed; expected 0 to 4294967295"),
+        ("--seed=4294967296", "4294967296 is not allowed; expected 0 to 4294967295"),
+        ("--seed=-1", "-1 is not allowed; expected 0 to 4294967295"),
+        ("--seed=x", "x is not allowed; expected 0 to 4294967295"),
+        ("--num=0", "0 is not allowed; expected 1 to 2147483647"),
+        ("--files=1e3", "1e3 is not allowed; expected 1 to 99999"),
+    ],
+)
+def test_numbers_that_the_command_is_not_given(argument, said, tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main([str(tmp_path / "made"), argument])
+    assert refused.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "deep/" + "n" * 300, "file/made"])
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(name, drives, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(generate, "records", lambda kinds, num, *, seed: iter(drives[:num]))
+    (tmp_path / "file").touch()
+    assert main([str(tmp_path / name), "--num=1", "--files=1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rlexp: ") and said.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(ConfigError, match=r"^env\.path: '.*' (cannot be looked for|is not there)"):
+        tfrecord.files(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("error", [OverflowError, KeyboardInterrupt, ConfigError, OSError])
+def test_whatever_stops_the_command_it_leaves_nothing_behind(error, drives, tmp_path, monkeypatch):
+    def breaks(kinds, num, *, seed):
+        yield drives[0]
+        raise error("stopped")
+
+    monkeypatch.setattr(generate, "records", breaks)
+    arguments = [str(tmp_path / "made" / "here"), "--num=2", "--files=2"]
+    if error in (ConfigError, OSError):
+        assert main(arguments) == 2
+    else:
+        with pytest.raises(error, match="stopped"):
+            main(arguments)
     assert not list(tmp_path.iterdir())

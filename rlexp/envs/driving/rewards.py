@@ -10,10 +10,10 @@ from jaxtyping import Array, Bool, Float
 from rlexp.config import NonNegative, schema
 from rlexp.envs.base import Transition
 from rlexp.envs.driving import traffic
-from rlexp.envs.driving.geometry import boxes_overlap, corners, road_distance, turned
+from rlexp.envs.driving.geometry import Lane, at_station, boxes_overlap, corners, road_distance, turned, unit
 from rlexp.envs.driving.scenario import LANE_WIDTH, LENGTH
 from rlexp.envs.driving.state import State
-from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, box
+from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, Ego, box
 from rlexp.ops import slopes
 from rlexp.types import PyTree
 
@@ -27,6 +27,10 @@ _MAKES_PROGRESS = 0.2  # share of the reference's progress
 
 _CLOSE = 2.0  # s to a collision, from which the reward takes note
 STANDS = 0.1  # m / s
+LEFT, RIGHT = (
+    1.5 * LANE_WIDTH,
+    0.5 * LANE_WIDTH,
+)  # m from the route to the ends of a road with lights: who comes is road too
 
 
 @schema
@@ -57,7 +61,7 @@ class Events(NamedTuple):
     collision: Bool[Array, ""]
     at_fault: Bool[Array, ""]  # a collision, but not with who drove into the ego vehicle from behind, or while it stood
     off_road: Bool[Array, ""]  # a corner of the ego vehicle is on no lane
-    red_light: Bool[Array, ""]  # its front crossed the line while the light was red
+    red_light: Bool[Array, ""]  # its front crossed the line while the light was red, also on another lane
     arrived: Bool[Array, ""]  # at the end of the route
     progress: Float[Array, ""]  # m along the route
     excess: Float[Array, ""]  # m / s above the limit
@@ -85,18 +89,17 @@ def events(before: State, after: State) -> Events:
         edges, scenario.lanes, scenario.exists, LANE_WIDTH / 2
     )
     station, was = after.view.station[0, 0], before.view.station[0, 0]
-    aside = jnp.abs(after.view.aside[0, 0])
-    front, line = length / 2, scenario.line[0]
-    crosses = (was + front <= line) & (line < station + front) & (aside < LANE_WIDTH)
+    route = jax.tree.map(lambda x: x[0], scenario.lanes)
+    crossed = crosses(before.ego, ego, length, at_station(scenario.line[0], route), LEFT, RIGHT)
     return Events(
         collision=jnp.any(hits),
         at_fault=jnp.any(hits & (forwards > -length / 2)) & (ego.speed > STANDS),
         off_road=jnp.any(distance > 0),
-        red_light=crosses & (traffic.colour(scenario, before.time)[0] == 2),
+        red_light=crossed & (traffic.colour(scenario, before.time)[0] == 2),
         arrived=station > LENGTH - 2 * length,
         progress=station - was,
         excess=slopes.larger(ego.speed - scenario.limit, 0.0),
-        aside=aside,
+        aside=jnp.abs(after.view.aside[0, 0]),
         lateral=jnp.square(ego.speed) * jnp.abs(ego.curvature),
         yaw_rate=ego.speed * jnp.abs(ego.curvature),
         time_to_collision=slopes.least(jnp.where(in_the_way, gap / slopes.larger(closing, 0.1), jnp.inf), 0),
@@ -104,6 +107,26 @@ def events(before: State, after: State) -> Events:
 
 
 # What follows is asked of the states of recorded traffic too (rlexp.envs.womd), which have the same names.
+
+
+def crosses(
+    before: Ego, after: Ego, length: float | Float[Array, ""], line: Lane, left: float | Array, right: float | Array
+) -> Bool[Array, ""]:
+    """Whether the front of a vehicle passed a line in a step, on whichever lane of the road.
+
+    Args:
+      length: the vehicle's, m.
+      line: its place on the route.
+      left: how far the road goes to the left of it, m.
+      right: the same to the right.
+    """
+
+    def front(ego: Ego) -> Float[Array, " 2"]:
+        """From the line on, and to the left of the route there."""
+        return turned(ego.position + length / 2 * unit(ego.heading) - line.position, -line.heading)
+
+    was, now = front(before), front(after)
+    return (was[0] <= 0) & (now[0] > 0) & (-right <= now[1]) & (now[1] <= left)
 
 
 def terms(happened: Events, after: Any) -> dict[str, Float[Array, ""]]:

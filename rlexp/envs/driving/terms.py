@@ -1,14 +1,18 @@
 """What terms of `env=managed` may name in this world. docs/managers.md lists it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+from pydantic import Field
 
+from rlexp.config import Count, TracedPositive
 from rlexp.envs.driving import observation, rewards, traffic
+from rlexp.envs.driving.scenario import CARS, NUM_LANES
 from rlexp.envs.driving.state import State
+from rlexp.envs.managers.functions import known
 from rlexp.envs.managers.world import Functions, Moment
 from rlexp.ops import slopes
 from rlexp.types import Key
@@ -34,13 +38,14 @@ def _event(name: str) -> Callable[[Moment], Bool[Array, ""]]:
     return lambda moment: getattr(moment.happened, name)
 
 
-def _cars(moment: Moment, number: int = 8) -> Any:
+def _cars(moment: Moment, number: Annotated[Count, Field(le=NUM_LANES * CARS)] = 8) -> Any:
     return observation.of_cars(moment.state, number)
 
 
-def _follow_speed(moment: Moment, command: str, std: Any = 1.0) -> Float[Array, ""]:
+def _follow_speed(moment: Moment, command: str, std: TracedPositive = 1.0) -> Float[Array, ""]:
     """1 at the speed that the command says, m/s, and less beside it: exp(-(difference / std)²)."""
-    return jnp.exp(-jnp.square((moment.state.ego.speed - moment.commands[command]) / std))
+    wanted = moment.commands[known(command, moment.commands, "command")]
+    return jnp.exp(-jnp.square((moment.state.ego.speed - wanted) / std))
 
 
 def _push(key: Key, moment: Moment, low: Any, high: Any) -> State:

@@ -19,7 +19,7 @@ from rlexp.envs.driving.rewards import Weights
 from rlexp.envs.driving.scenario import CARS, NUM_LANES, Kind, draw_start
 from rlexp.envs.driving.state import State, advance, begin
 from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE, held
-from rlexp.envs.managers.world import World
+from rlexp.envs.managers.world import Bounds, World
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
 
 
@@ -31,6 +31,9 @@ class Params(Weights):
     """Probability that each of the other vehicles is there."""
     logged: Fraction
     """Probability that those of a lane follow a log, and look at nobody; on lanes where nobody has to wait."""
+
+
+BOUNDS: Bounds = {"density": (0.0, 1.0), "logged": (0.0, 1.0)}  # of what `world` has of them: Fractions
 
 
 @schema
@@ -50,7 +53,7 @@ class Config:
     layouts: Count | None
     """So many layouts there are, numbered; null: a new one for each episode."""
     first_layout: CountOrZero
-    """The number of the first of them: another range is held out."""
+    """The number of the first of them: another range is held out. 0 where layouts is null."""
     params: Params
     resets: Resets = None
     """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
@@ -65,6 +68,10 @@ def make(config: Config) -> Env:
     if config.observed_cars > NUM_LANES * CARS:
         raise ConfigError(
             f"env.observed_cars: {config.observed_cars} is not allowed; expected at most {NUM_LANES * CARS}, all there are"
+        )
+    if config.layouts is None and config.first_layout:
+        raise ConfigError(
+            f"env.first_layout: {config.first_layout} is not allowed; expected 0, or env.layouts, of which it is the first"
         )
     if config.first_layout + (config.layouts or 0) > 2**31 - 1:
         raise ConfigError("env.first_layout: expected first_layout + layouts below 2^31")

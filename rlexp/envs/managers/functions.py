@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import nearest
+from rlexp.config import TracedCount, TracedPositive, nearest
 from rlexp.envs.managers.world import Ended, Kind, Moment
 from rlexp.types import Key
 
@@ -26,7 +26,7 @@ def _last_action(moment: Moment) -> jax.Array:
 
 
 def _command(moment: Moment, name: str) -> jax.Array:
-    return moment.commands[_known(name, moment.commands, "command")]
+    return moment.commands[known(name, moment.commands, "command")]
 
 
 def _time_left(moment: Moment) -> jax.Array:
@@ -48,7 +48,7 @@ def _action_rate_l2(moment: Moment) -> jax.Array:
     return jnp.where(moment.time > 1, jnp.sum(jnp.square(moment.action - moment.last_action)), 0.0)
 
 
-def _time_out(moment: Moment, steps: int | None = None) -> jax.Array:
+def _time_out(moment: Moment, steps: TracedCount | None = None) -> jax.Array:
     return moment.time >= (moment.limit if steps is None else steps)
 
 
@@ -123,7 +123,7 @@ def _uniform(key: Key, low: Any, high: Any) -> jax.Array:
     return low + (high - low) * jax.random.uniform(key)
 
 
-def _log_uniform(key: Key, low: Any, high: Any) -> jax.Array:
+def _log_uniform(key: Key, low: TracedPositive, high: TracedPositive) -> jax.Array:
     return low * (high / low) ** jax.random.uniform(key)
 
 
@@ -135,7 +135,7 @@ def _choice(key: Key, values: Sequence[Any]) -> jax.Array:
     return jax.random.choice(key, jnp.asarray(values, jnp.float32))
 
 
-def _linear(value: jax.Array, ended: Ended, start: Any, end: Any, steps: Any) -> jax.Array:
+def _linear(value: jax.Array, ended: Ended, start: Any, end: Any, steps: TracedPositive) -> jax.Array:
     """From `start` to `end` in a line, over so many steps of the environment."""
     return start + (end - start) * jnp.minimum(ended.steps / steps, 1.0)
 
@@ -144,7 +144,7 @@ def _by_metric(
     value: jax.Array, ended: Ended, metric: str, above: Any, step: Any, low: Any, high: Any, back: Any = 0.0
 ) -> jax.Array:
     """`step` further after an episode whose metric is at least `above`, else `back` towards where it came from."""
-    good = ended.told[_known(metric, ended.told, "metric")] >= above
+    good = ended.told[known(metric, ended.told, "metric")] >= above
     return jnp.clip(value + jnp.where(good, step, -jnp.sign(step) * back), low, high)
 
 
@@ -186,7 +186,8 @@ def operate(x: Any, drawn: Any, operation: str) -> Any:
     raise ValueError(f"operation {operation!r} is not allowed; expected 'add', 'scale' or 'abs'")
 
 
-def _known(name: str, there: Mapping[str, Any], what: str) -> str:
+def known(name: str, there: Mapping[str, Any], what: str) -> str:
+    """The name, where there is such a thing. Raises ValueError, which `terms.found` tells as a ConfigError."""
     if name not in there:
         raise ValueError(
             f"there is no {what} {name!r}{nearest(name, there) or '.'} Allowed: {', '.join(there) or 'none'}"

@@ -4,8 +4,9 @@ In the order of a step: the world; what ends the episode; what is paid; commands
 traced settings (curriculum, then randomisation); the world; events; commands; what is seen. docs/managers.md has the rest.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,12 +27,13 @@ from rlexp.envs.managers.terms import (
     Reward,
     Term,
     Termination,
+    check_bounds,
     check_setting,
     read,
     stream,
     value_of,
 )
-from rlexp.envs.managers.world import Ended, Kind, Moment, World
+from rlexp.envs.managers.world import Bounds, Ended, Kind, Moment, World
 from rlexp.types import Groups, Key, PyTree
 
 
@@ -63,6 +65,10 @@ class Config:
     critic: list[Any] = dataclasses.field(default_factory=list)
     """What the critic sees in place of the observations, entries as theirs: what the policy is not to know. []: the same as it."""
 
+    def __post_init__(self) -> None:  # of each job of a sweep, of which only some are made here
+        for name, value in self.params.items():
+            check_bounds(value, _module_of(self).get("BOUNDS", {}).get(name), f"env.params.{name}")
+
 
 class State(NamedTuple):
     """Of an episode."""
@@ -79,15 +85,15 @@ class State(NamedTuple):
 
 def make(config: Config) -> Env:
     """The task. Values of `config.params` may be traced arrays. Raises ConfigError."""
-    module = load_module(config.inner.module, "env.inner")
-    world_of = vars(module).get("world")
+    module = _module_of(config)
+    world_of = module.get("world")
     if world_of is None:
         raise ConfigError(
             f"env.inner: {config.inner.module} makes no world for terms; expected driving/… or brax/…, "
             "or a module that has world(config)"
         )
     world: World = world_of(config.inner)
-    tasks = _Lists(config, world)
+    tasks = _Lists(config, world, module.get("BOUNDS", {}))
     spec = world.spec
     limit, struct = spec.max_episode_steps, action_struct(spec)
     no_action = jnp.zeros(struct.shape, struct.dtype)
@@ -141,12 +147,6 @@ def make(config: Config) -> Env:
 
     key = jax.random.key(0)
     ended_like: Any = ()  # until it is known what is told at an end
-    if tasks.changes.curriculum:
-        told = jax.eval_shape(
-            lambda key, action: step(key, reset(key, config.params)[0], action, config.params).info, key, struct
-        )
-        zero = jnp.zeros((), jnp.float32)
-        ended_like = Ended(zero, zero, zero, dict.fromkeys(told, zero))
 
     def once(key: Key, action: Any) -> PyTree:
         state, obs = reset(key, config.params)
@@ -154,22 +154,46 @@ def make(config: Config) -> Env:
         after(key, out.state, config.params)
         return obs
 
-    return episodic(
-        spec._replace(name=f"managed/{spec.name}", observation=jax.eval_shape(once, key, struct)),
-        reset,
-        step,
-        params=config.params,
-        info=info,
-        resets=world.resets,
-        draw=None if world.draw is None else (lambda state, _: world.draw(state.world)),  # type: ignore[misc]
-        after=after,
-    )
+    with _in_a_line():
+        if tasks.changes.curriculum:
+            zero = jnp.zeros((), jnp.float32)
+            told = jax.eval_shape(
+                lambda key, action: step(key, reset(key, config.params)[0], action, config.params).info, key, struct
+            )
+            ended_like = Ended(zero, zero, zero, dict.fromkeys(told, zero))
+        return episodic(
+            spec._replace(name=f"managed/{spec.name}", observation=jax.eval_shape(once, key, struct)),
+            reset,
+            step,
+            params=config.params,
+            info=info,
+            resets=world.resets,
+            draw=None if world.draw is None else (lambda state, _: world.draw(state.world)),  # type: ignore[misc]
+            after=after,
+        )
+
+
+def _module_of(config: Config) -> Mapping[str, Any]:
+    """What the world's module has, by name."""
+    return vars(load_module(config.inner.module, "env.inner"))
+
+
+@contextlib.contextmanager
+def _in_a_line() -> Iterator[None]:
+    """What terms come to is the user's: where it is no environment, a ConfigError says why."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        said = str(error).strip().splitlines()
+        raise ConfigError(f"env: {said[0] if said else type(error).__name__}") from error
 
 
 class _Lists:
     """The lists of a configuration, with their functions found."""
 
-    def __init__(self, config: Config, world: World):
+    def __init__(self, config: Config, world: World, bounds: Bounds):
         def of(kind: Kind, cls: type, given: int) -> list[Term]:
             return read(kind, getattr(config, kind), cls, {**COMMON[kind], **world.functions.get(kind, {})}, given)
 
@@ -191,7 +215,7 @@ class _Lists:
         curriculum = read("curriculum", config.curriculum, Curriculum, CURRICULUM, 2)
         randomisation = read("randomisation", config.randomisation, Randomisation, RANDOMISATION, 1)
         startup = [term for term in events if term.config.mode == "startup"]
-        self.changes = Changes(curriculum, randomisation, startup, there)
+        self.changes = Changes(curriculum, randomisation, startup, there, bounds)
         _check_settings(config, world)
 
     def observe(self, key: Key, moment: Moment, before: tuple[Memory, ...] | None) -> tuple[tuple[Memory, ...], PyTree]:

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from rlexp.config import ConfigError
-from rlexp.envs.managers.functions import operate
-from rlexp.envs.managers.terms import Term, check_setting, stream
-from rlexp.envs.managers.world import Ended
+from rlexp.envs.managers.functions import CURRICULUM, RANDOMISATION, operate
+from rlexp.envs.managers.terms import Term, check_bounds, check_setting, stream, value_of
+from rlexp.envs.managers.world import Bounds, Ended
 from rlexp.types import Key
 
 Params = Mapping[str, Any]
+_VALUES = {"low", "high", "values", "mean", "start", "end"}  # of our own functions: what a setting may become
 
 
 class Kept(NamedTuple):
@@ -25,18 +26,24 @@ class Kept(NamedTuple):
 
 
 class Changes:
-    """The terms that change settings. Raises ConfigError."""
+    """The terms that change settings, within the world's bounds. Raises ConfigError."""
 
-    def __init__(self, curriculum: list[Term], randomisation: list[Term], startup: list[Term], there: Params):
+    def __init__(
+        self, curriculum: list[Term], randomisation: list[Term], startup: list[Term], there: Params, bounds: Bounds
+    ):
         for term in (*curriculum, *randomisation):
             check_setting(term.config.param, there, f"{term.path}.param", term.config.param)
+            _check_values(term, there, bounds.get(term.config.param))
+        self._owners = dict[str, str]()
+        for term in curriculum:
+            _own(self._owners, term.config.param, f"{term.path}.param")
         self.curriculum, self._startup = curriculum, startup
-        self._randomisation = randomisation
+        self._randomisation, self._bounds = randomisation, bounds
 
     def first(self, key: Key, base: Params) -> Kept:
         """Of an environment's first episode."""
         once = [term for term in self._randomisation if term.config.mode == "startup"]
-        changed = dict[str, jax.Array]()
+        changed, owners = dict[str, jax.Array](), dict(self._owners)
         for term in self._startup:
             told = term.call(stream(key, term.kind, term.name), base, traced=base)
             if not isinstance(told, Mapping):
@@ -45,6 +52,7 @@ class Changes:
                 )
             for name, value in told.items():
                 check_setting(name, base, term.path, name)
+                _own(owners, name, term.path)
                 changed[name] = jnp.asarray(value, jnp.float32)
         return Kept(
             jnp.zeros((), jnp.int32),
@@ -60,7 +68,7 @@ class Changes:
             level = jnp.asarray(term.call(kept.levels[term.name], ended, traced=base), jnp.float32)
             if level.shape != ():
                 raise ConfigError(f"{term.path}: {term.name} gives shape {list(level.shape)}; expected one number")
-            levels[term.name] = level
+            levels[term.name] = self._within(term.config.param, level)
         return kept._replace(levels=levels)
 
     def of(self, key: Key, base: Params, kept: Kept) -> dict[str, Any]:
@@ -69,11 +77,30 @@ class Changes:
         for term in self._randomisation:
             drawn = kept.drawn[term.name] if term.config.mode == "startup" else _draw(term, key, base)
             params[term.config.param] = operate(params[term.config.param], drawn, term.config.operation)
-        return params
+        return {name: self._within(name, x) for name, x in params.items()}
 
     def told(self, kept: Kept) -> dict[str, jax.Array]:
         """What is logged."""
         return {f"curriculum/{name}": level for name, level in kept.levels.items()}
+
+    def _within(self, name: str, value: jax.Array) -> jax.Array:
+        return jnp.clip(value, *self._bounds[name]) if name in self._bounds else value
+
+
+def _check_values(term: Term, there: Params, bounds: tuple[float, float] | None) -> None:
+    """Raises ConfigError where what our own functions are given would put the setting beyond the world's bounds."""
+    config = term.config
+    if config.function in {**RANDOMISATION, **CURRICULUM} and vars(config).get("operation", "abs") == "abs":
+        for name in sorted(_VALUES & config.params.keys()):
+            path = f"{term.path}.params.{name}"
+            check_bounds(value_of(config.params[name], there, path), bounds, path)
+
+
+def _own(owners: dict[str, str], param: str, path: str) -> None:
+    """Raises ConfigError where something else sets it already: the later of the two would win."""
+    if param in owners:
+        raise ConfigError(f"{path}: {param!r} is set by {owners[param]} too; expected one curriculum or event for each")
+    owners[param] = path
 
 
 def _draw(term: Term, key: Key, base: Params) -> jax.Array:

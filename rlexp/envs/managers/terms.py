@@ -7,13 +7,15 @@ the name, is any other.
 import dataclasses
 import importlib
 import inspect
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import jax
+import numpy as np
 
-from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Text, nearest, parse, schema
+from rlexp.config import ConfigError, Count, FewOrZero, Flag, Number, Text, nearest, parse, schema
 from rlexp.types import Key
 
 
@@ -36,7 +38,7 @@ class Observation:
     noise: dict[str, Any] | None = None
     clip: list[Number] | None = None
     scale: Number | list[Number] | None = None
-    history_length: CountOrZero = 0
+    history_length: FewOrZero = 0
 
 
 @schema
@@ -150,9 +152,8 @@ def found(
     """The function, held to its params: (what the platform gives, traced settings) -> value. Raises ConfigError."""
     function = functions[name] if name in functions else _imported(name, functions, f"{path}.function")
     step = getattr(function, "step", function)
-    _check_params(
-        step, name, params, given + (step is not function), f"{path}.params"
-    )  # one with a memory is given it too
+    # One with a memory is given it too.
+    params = _checked(step, name, params, given + (step is not function), f"{path}.params")
 
     def call(*arguments: Any, traced: Mapping[str, Any]) -> Any:
         own = {k: value_of(v, traced, f"{path}.params.{k}") for k, v in params.items()}
@@ -177,12 +178,14 @@ def stream(key: Key, kind: str, name: str) -> Key:
 
 
 def value_of(value: Any, traced: Mapping[str, Any], path: str) -> Any:
-    """A number of a term: `params.NAME` is the traced setting of that name."""
+    """What a term is given: `params.NAME` is the traced setting of that name, in lists and nodes too."""
     if isinstance(value, str) and value.startswith("params."):
         name = value.removeprefix("params.")
         check_setting(name, traced, path, value)
         return traced[name]
-    return value
+    if isinstance(value, Mapping):
+        return {k: value_of(x, traced, f"{path}.{k}") for k, x in value.items()}
+    return [value_of(x, traced, f"{path}.{i}") for i, x in enumerate(value)] if isinstance(value, list) else value
 
 
 def check_setting(name: str, there: Mapping[str, Any], path: str, value: object) -> None:
@@ -192,6 +195,15 @@ def check_setting(name: str, there: Mapping[str, Any], path: str, value: object)
             f"{path}: {value!r} is not allowed; env.params has no {name!r}{nearest(name, there) or '.'} "
             f"Allowed: {', '.join(sorted(there)) or 'none'}"
         )
+
+
+def check_bounds(value: Any, bounds: tuple[float, float] | None, path: str) -> None:
+    """Raises ConfigError where a number, or one of a list, is not within a setting's bounds. What is traced is not looked at."""
+    low, high = bounds or (-math.inf, math.inf)
+    for x in value if isinstance(value, list) else [value]:
+        if isinstance(x, int | float) and not low <= x <= high:
+            expected = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+            raise ConfigError(f"{path}: {value} is not allowed; expected {expected}")
 
 
 def _with_module(entry: Any, path: str) -> dict[str, Any]:
@@ -224,13 +236,15 @@ def _imported(name: str, functions: Mapping[str, Callable], path: str) -> Callab
     return function
 
 
-def _check_params(function: Callable, name: str, params: Mapping[str, Any], given: int, path: str) -> None:
+def _checked(function: Callable, name: str, params: Mapping[str, Any], given: int, path: str) -> Mapping[str, Any]:
+    """The params, as they are read in types of rlexp.config that the function says of them. Raises ConfigError."""
+    _check_order(params, path)
     try:
         parameters = list(inspect.signature(function).parameters.values())[given:]
     except (TypeError, ValueError):  # of what is no Python function nothing is known
-        return
+        return params
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
+        return params
     takes = {p.name: p.default is p.empty for p in parameters if p.kind is not p.VAR_POSITIONAL}
     for key in params:
         if key not in takes:
@@ -238,3 +252,24 @@ def _check_params(function: Callable, name: str, params: Mapping[str, Any], give
             raise ConfigError(f"{path}.{key}: {name} takes no such param{nearest(key, takes) or '.'} {allowed}")
     if missing := [key for key, needed in takes.items() if needed and key not in params]:
         raise ConfigError(f"{path}.{missing[0]}: this key is missing; {name} needs it")
+    said = {p.name: p.annotation for p in parameters if p.name in params and _says(p.annotation, params[p.name])}
+    own = parse({key: params[key] for key in said}, dataclasses.make_dataclass(name, said.items()), path)[0]
+    return {**params, **vars(own)}
+
+
+def _says(annotation: Any, value: Any) -> bool:
+    """Whether an annotation holds the value to something: `Count` does, `int` does not, and a traced type leaves params.NAME be."""
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Annotated]
+    refers = isinstance(value, str) and value.startswith("params.")
+    return bool(kinds) and not (refers and any(kind.__origin__ is Any for kind in kinds))
+
+
+def _check_order(params: Mapping[str, Any], path: str) -> None:
+    """Raises ConfigError where `low` is above `high`, of numbers that are there to be compared."""
+    low, high = params.get("low"), params.get("high")
+    try:
+        reverse = np.any(np.asarray(low, np.float64) > np.asarray(high, np.float64))  # of what is missing it is nan
+    except (TypeError, ValueError):  # params.NAME, or lists of unlike lengths
+        return
+    if reverse:
+        raise ConfigError(f"{path}.low: {low} is not allowed; expected at most high, {high}")

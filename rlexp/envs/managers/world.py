@@ -1,6 +1,7 @@
 """What a world is to those who make a task of terms in it, and what a term is given.
 
-A module of `conf/env` that has `world(config) -> World` beside its `make` can be `env.inner` of `env=managed`.
+A module of `conf/env` that has `world(config) -> World` beside its `make` can be `env.inner` of `env=managed`. Beside them
+`BOUNDS = {setting: (least, most)}` says what its traced settings may be; one that is not there may be any number.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from rlexp.types import EnvSpec, Key, PyTree
 
 Kind = Literal["observations", "rewards", "terminations", "commands", "events"]
 Functions = Mapping[Kind, Mapping[str, Callable[..., Any]]]
+Bounds = Mapping[str, tuple[float, float]]  # of traced settings: the least and the most
 
 
 class World(NamedTuple):

@@ -1,8 +1,12 @@
 """`python -m rlexp.envs.womd FOLDER`: layouts of env=driving/* as files of records, to train on or to read with other tools."""
 
 import argparse
+import shutil
 import sys
+import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rlexp.config import ConfigError
 from rlexp.envs.driving.scenario import KINDS
@@ -10,41 +14,61 @@ from rlexp.envs.suites import imported
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code: 0 done, 2 bad input."""
+    """Exit code: 0 done, 2 bad input, after which nothing is left behind."""
     parser = argparse.ArgumentParser(prog="python -m rlexp.envs.womd", description=__doc__)
     parser.add_argument("folder", type=Path, help="is made; nothing may be there")
-    parser.add_argument("--num", type=_count, default=100, help="records")
-    parser.add_argument("--files", type=_count, default=4, help="that they are spread over")
+    parser.add_argument("--num", type=_whole(1, 2**31), default=100, help="records")
+    parser.add_argument("--files", type=_whole(1, 100_000), default=4, help="that they are spread over")
     parser.add_argument(
         "--scenarios", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS)
     )
-    parser.add_argument("--seed", type=int, default=0, help="another one gives other layouts")
+    parser.add_argument("--seed", type=_whole(0, 2**32), default=0, help="another one gives other layouts")
     asked = parser.parse_args(arguments)
-    from rlexp.envs.womd import features, generate
-
-    folder: Path = asked.folder
-    if folder.exists():
-        parser.error(f"{str(folder)!r} is there already, and nothing is overwritten")
-    made = generate.records(tuple(asked.scenarios), asked.num, seed=asked.seed)
     try:
-        imported("google_crc32c", extra="womd")  # which writing needs: before a folder is made
-        folder.mkdir(parents=True)
-        for i in range(asked.files):
-            of_file = asked.num * (i + 1) // asked.files - asked.num * i // asked.files
-            path = folder / f"driving.tfrecord-{i:05d}-of-{asked.files:05d}"
-            features.write(path, (next(made) for _ in range(of_file)))
+        _write(asked)
     except (ConfigError, OSError) as error:
         print(f"rlexp: {error}", file=sys.stderr)
         return 2
-    print(f"{asked.num} records in {asked.files} files: {folder}\ntry them: rlexp env=womd env.path={folder}")
+    print(
+        f"{asked.num} records in {asked.files} files: {asked.folder}\ntry them: rlexp env=womd env.path={asked.folder}"
+    )
     return 0
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not allowed; expected 1 or more")
-    return number
+def _write(asked: Any) -> None:
+    """Makes the folder, which has its name only once it is whole. Raises ConfigError and OSError."""
+    from rlexp.envs.womd import features, generate
+
+    folder: Path = asked.folder.absolute()
+    if folder.exists():
+        raise ConfigError(f"{str(asked.folder)!r} is there already, and nothing is overwritten")
+    imported("google_crc32c", extra="womd")  # which writing needs
+    made = generate.records(tuple(asked.scenarios), asked.num, seed=asked.seed)
+    first = next(path for path in (*reversed(folder.parents), folder) if not path.exists())  # of what is to be made
+    partly = first.with_name(f".{uuid.uuid4().hex[:8]}")
+    try:
+        inner = partly / folder.relative_to(first)
+        inner.mkdir(parents=True)
+        for i in range(asked.files):
+            of_file = asked.num * (i + 1) // asked.files - asked.num * i // asked.files
+            path = inner / f"driving.tfrecord-{i:05d}-of-{asked.files:05d}"
+            features.write(path, (next(made) for _ in range(of_file)))
+        partly.rename(first)
+    finally:
+        shutil.rmtree(partly, ignore_errors=True)
+
+
+def _whole(least: int, below: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or not least <= number < below:
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; expected {least} to {below - 1}")
+        return number
+
+    return whole
 
 
 if __name__ == "__main__":

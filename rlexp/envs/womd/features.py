@@ -140,6 +140,35 @@ def _shaped(name: str, values: np.ndarray, feature: Feature, sizes: dict[str, in
     return values.reshape(shape)
 
 
+def check_valid(features: Mapping[str, np.ndarray], where: str) -> None:
+    """Raises ConfigError for numbers that are read, said to be valid, and not finite, or not positive of sizes."""
+
+    def held(name: str, there: np.ndarray, last: int | None = None, *, positive: bool = False) -> None:
+        values = features[name] if last is None else features[name][..., :last]
+        fine = np.isfinite(values) & (values > 0 if positive else True)
+        bad = ~fine & (there if last is None else there[..., None])
+        if bad.any():
+            at = np.argwhere(bad)[0]
+            raise ConfigError(
+                f"{tfrecord.KEY}: {where} has {values[tuple(at)]:g} in {name} at {at.tolist()}, where it is valid; "
+                f"expected a {'positive' if positive else 'finite'} number"
+            )
+
+    for span in SPANS:
+        valid = features[f"state/{span}/valid"] == 1
+        for name in ("x", "y", "bbox_yaw", "velocity_x", "velocity_y"):
+            held(f"state/{span}/{name}", valid)
+        for name in ("length", "width"):
+            held(f"state/{span}/{name}", valid, positive=True)
+        for name in ("x", "y"):
+            held(f"traffic_light_state/{span}/{name}", features[f"traffic_light_state/{span}/valid"] == 1)
+    there = features["roadgraph_samples/valid"][:, 0] == 1
+    held("roadgraph_samples/xyz", there, 2)
+    held("roadgraph_samples/dir", there & np.isin(features["roadgraph_samples/type"][:, 0], (FREEWAY, STREET)), 2)
+    if "path_samples/valid" in features:
+        held("path_samples/xyz", features["path_samples/valid"] == 1, 2)
+
+
 def over_time(features: Mapping[str, np.ndarray], group: str, name: str) -> np.ndarray:
     """A feature of `state` or `traffic_light_state` over all 91 steps: [objects, 91], or [91, lights]."""
     parts = [features[f"{group}/{span}/{name}"] for span in SPANS]

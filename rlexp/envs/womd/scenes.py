@@ -27,6 +27,7 @@ from rlexp.envs.womd.features import (
     STOP,
     STREET,
     VEHICLE,
+    check_valid,
     over_time,
 )
 
@@ -36,6 +37,8 @@ NOWHERE = 1e6  # m: of points that are not there
 _BEHIND = 20.0  # m of a route before the car
 _LONGEST = SPACING * (NUM_POINTS - 1) - 10.0  # of a route
 _APART = 4.0  # m, of points of lanes that are kept
+_BESIDE = 2.0  # m along the route from a line to an edge of the road that is beside it
+_WIDEST = 20.0  # m: of a road without edges
 _TOLD = {VEHICLE: 1.0, CYCLIST: 2 / 3, PEDESTRIAN: 1 / 3}
 
 
@@ -57,6 +60,7 @@ class Scene(NamedTuple):
     start: Float[Array, "*S 2"]  # its heading and its speed at the current step
     size: Float[Array, "*S 2"]
     line: Float[Array, "*S L"]  # stations where lights are
+    reach: Float[Array, "*S 2 L"]  # m from there to where the road ends on the left, and on the right
     colour: Int8[Array, "*S T L"]  # 0 green or unknown, 1 yellow, 2 red
     lit: Bool[Array, "*S T L"]  # a state is known
     position: Float[Array, "*S T K 2"]  # of the objects
@@ -73,8 +77,10 @@ def scene_of(features: Mapping[str, np.ndarray], where: str, sizes: Sizes, *, sp
     """The scene of a record. `speed_limit`: where the record's car is faster, its highest speed is the limit instead.
 
     Raises:
-      ConfigError: the record has not one self-driving car, or it is not there at the current step.
+      ConfigError: the record has not one self-driving car, or it is not there at the current step; or what is there is nowhere, or
+        of no size.
     """
+    check_valid(features, where)
     state = {
         name: over_time(features, "state", name)
         for name in ("x", "y", "bbox_yaw", "velocity_x", "velocity_y", "length", "width", "valid")
@@ -121,6 +127,7 @@ def scene_of(features: Mapping[str, np.ndarray], where: str, sizes: Sizes, *, sp
         start=np.array([heading[sdc, CURRENT], speed[CURRENT]]),
         size=measured[sdc, CURRENT],
         line=line,
+        reach=_reach(line, own, edges),
         colour=colour,
         lit=lit,
         position=np.where(present[..., None], by_step(position), NOWHERE),
@@ -150,6 +157,7 @@ def nothing(sizes: Sizes) -> Scene:
         start=zeros(2),
         size=zeros(2),
         line=zeros(NUM_LINES),
+        reach=zeros(2, NUM_LINES),
         colour=zeros(steps, NUM_LINES, dtype=np.int8),
         lit=zeros(steps, NUM_LINES, dtype=np.bool_),
         position=zeros(steps, num, 2),
@@ -303,6 +311,17 @@ def _lights(
         state[:, i] = np.max(np.where(valid & (told["id"] == lane), told["state"], 0), axis=1)
     colour = np.where(np.isin(state, STOP), 2, np.where(np.isin(state, CAUTION), 1, 0)).astype(np.int8)
     return line, colour, np.isin(state, (*GO, *CAUTION, *STOP))
+
+
+def _reach(line: np.ndarray, own: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """How far the road goes to the left of the route at these stations, and to the right: to an edge, or _WIDEST."""
+    at = np.clip((line / SPACING).astype(int), 0, len(own) - 2)
+    along = own[at + 1] - own[at]
+    along = along / np.linalg.norm(along, axis=1, keepdims=True)
+    offset = edges[:, None] - (own[at] + along * (line - SPACING * at)[:, None])
+    across = along[:, 0] * offset[..., 1] - along[:, 1] * offset[..., 0]  # [edges, lines]
+    beside = np.abs(np.sum(offset * along, axis=-1)) < _BESIDE
+    return np.stack([np.min(np.where(beside & (x > 0), x, _WIDEST), axis=0) for x in (across, -across)])
 
 
 def _lanes_of_paths(features: Mapping[str, np.ndarray]) -> set[int]:

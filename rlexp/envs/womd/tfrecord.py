@@ -27,6 +27,13 @@ def files(path: str) -> list[Path]:
     Raises:
       ConfigError: there are none; it says what there is.
     """
+    try:
+        return _found(path)
+    except OSError as error:  # a name that is too long, or a folder that may not be looked into
+        raise ConfigError(f"{KEY}: {path!r} cannot be looked for ({error.strerror})") from error
+
+
+def _found(path: str) -> list[Path]:
     place = Path(os.path.expanduser(path))
     if place.is_file():
         return [place]

@@ -236,8 +236,10 @@ def events(pool: Scene, before: State, after: State, route: Lane, aside: Float[A
     closing = ego.speed - jnp.sum(they.velocity * unit(heading), axis=-1)
     in_the_way = they.present & (gap > 0) & (jnp.abs(beside) < (width + they.size[:, 1]) / 2) & (closing > 0.1)
     edges = jnp.abs(turned(pool.edges[after.scene] - ego.position, -ego.heading))
-    line, front = pool.line[after.scene], length / 2
-    crossed = (before.station + front <= line) & (line < after.station + front) & (aside < LANE_WIDTH)
+    lines = jax.vmap(at_station, in_axes=(0, None))(pool.line[after.scene], route)
+    crossed = jax.vmap(rewards.crosses, in_axes=(None, None, None, 0, 0, 0))(
+        before.ego, ego, length, lines, *pool.reach[after.scene]
+    )
     return Events(
         collision=jnp.any(hits),
         at_fault=jnp.any(hits & (forwards > -length / 2)) & (ego.speed > rewards.STANDS),
