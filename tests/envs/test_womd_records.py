@@ -241,7 +241,8 @@ def test_the_command_makes_no_folder_that_it_cannot_fill(tmp_path, capsys, monke
         ("--files=1e3", "1e3 is not allowed; expected 1 to 99999"),
     ],
 )
-def test_numbers_that_the_command_is_not_given(argument, said, tmp_path, capsys):
+def test_numbers_that_the_command_is_not_given(argument, said, drives, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(generate, "records", lambda kinds, num, *, seed: iter(drives * 20))
     with pytest.raises(SystemExit) as refused:
         main([str(tmp_path / "made"), argument])
     assert refused.value.code == 2

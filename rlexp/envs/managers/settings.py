@@ -77,7 +77,8 @@ class Changes:
         for term in self._randomisation:
             drawn = kept.drawn[term.name] if term.config.mode == "startup" else _draw(term, key, base)
             params[term.config.param] = operate(params[term.config.param], drawn, term.config.operation)
-        return {name: self._within(name, x) for name, x in params.items()}
+        moved = {*kept.changed, *(term.config.param for term in (*self.curriculum, *self._randomisation))}
+        return {name: self._within(name, x) if name in moved else x for name, x in params.items()}
 
     def told(self, kept: Kept) -> dict[str, jax.Array]:
         """What is logged."""
