@@ -34,8 +34,8 @@ class Config:
     params: dict[str, TracedNumber]
     """gymnax's EnvParams by name; those left out keep their defaults. A switch is 0 or 1."""
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:

@@ -13,12 +13,12 @@ import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import ConfigError, nearest
+from rlexp.config import ConfigError, Resets, nearest
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.envs.imports import reason, unimported
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
@@ -107,7 +107,7 @@ def adapt(
     action: Discrete | MultiDiscrete | Continuous,
     max_episode_steps: int,
     info: Mapping[str, Tally],
-    resets: int | Literal["auto"] | None,
+    resets: Resets,
 ) -> Env:
     """A suite's functions as an Env.
 
