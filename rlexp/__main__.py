@@ -205,6 +205,8 @@ def _print(args: argparse.Namespace, overrides: list[str]) -> None:
     if not args.shell_completion:
         composed = compose.composed(overrides)
         parse(composed.node, Config)
+        taken = composed.config.hydra.overrides  # as Hydra took them: of a dict that is open, ++key
+        overrides = [*taken.hydra, *([] if args.hydra_help else taken.task)]  # its own help knows no others
         package = args.package if args.package != "_global_" else None
         with compose.one_line():
             shown = OmegaConf.create(composed.node) if args.cfg == "job" else composed.config

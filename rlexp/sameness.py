@@ -74,7 +74,8 @@ def resume_fingerprint(
         if k in (*_MADE_OF, "algo.source", "algo.source.inner") or k.startswith("network.")
     }
     digest = {"env.data": f"crc32 {functools.reduce(_crc, read, 0):08x}"} if read else {}
-    settings = {k: v for k, (v, equal) in _settings(config).items() if equal.resume}
+    named = _named_anew(_settings(config), config, num_shards)
+    settings = {k: v for k, (v, equal) in named.items() if equal.resume}
     return settings | {"shards": num_shards} | made_of | digest
 
 
@@ -84,12 +85,21 @@ def _crc(so_far: int, x: np.ndarray) -> int:
 
 def job_fingerprint(config: Config, modules: Mapping[str, str]) -> str:
     """Of all that shapes a job's results."""
-    settings = {k: v for k, (v, equal) in _settings(config).items() if equal.job and not k.startswith("eval.")}
+    found = _named_anew(_settings(config), config, 1)
+    settings = {k: v for k, (v, equal) in found.items() if equal.job and not k.startswith("eval.")}
     made_of = {k: v for k, v in modules.items() if k.split(".")[0] in _MADE_OF}
     evaluation = dataclasses.asdict(config.eval)
     del evaluation["at_start"], evaluation["video"]  # the objective is the last one
     text = json.dumps([settings, made_of, evaluation], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _named_anew(settings: dict[str, Any], config: Config, num_shards: int) -> dict[str, Any]:
+    """What had a number before it had a name goes by its number: `env.resets=share` was 8, and up to 575 environments it is."""
+    if getattr(config.algo, "num_envs", 1) // num_shards // 64 > 8:
+        return settings
+    names = [k for k, (v, _) in settings.items() if v == "share" and k.startswith("env.") and k.endswith(".resets")]
+    return settings | {k: (8, settings[k][1]) for k in names}
 
 
 def _shared(node: Any, path: str) -> Any:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlexp.config import Resets
 from rlexp.envs.host import HostEnv as HostEnv
 from rlexp.envs.host import Opened as Opened
 from rlexp.envs.waiting import Batched, waiting
@@ -102,7 +103,7 @@ def episodic(
     *,
     params: PyTree = (),
     info: Mapping[str, Tally] = MappingProxyType({}),
-    resets: int | Literal["auto"] | None = None,
+    resets: Resets = None,
     draw: Callable[[PyTree, PyTree], Any] | None = None,
     after: Callable[[Key, PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
 ) -> Env:
@@ -116,8 +117,8 @@ def episodic(
     what those not named get, or its mean, maximum or sum over the episode's steps.
 
     Under vmap both branches of a condition run, so each step pays for a `reset`, as in every vmapped environment. Where that is
-    much, `resets` is the most that a whole batch makes in one step, or "auto"; see `rlexp.envs.waiting`. The reset and the step
-    have a key of their own each; one that is not used costs nothing once compiled.
+    much, `resets` is the most that a whole batch makes in one step, "share" or "auto"; see `rlexp.envs.waiting`. The reset and
+    the step have a key of their own each; one that is not used costs nothing once compiled.
 
     `after(key, state, params)`, of the state that an episode ended with, is the reset of all but an environment's first one: what
     is to outlive an episode goes through it.

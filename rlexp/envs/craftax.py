@@ -14,7 +14,7 @@ from rlexp.config import Count, Host, Resets, TracedNumber, schema
 from rlexp.envs.base import Env, Tally
 from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
 from rlexp.envs.spaces import action_of
-from rlexp.envs.suites import foreign, imported, known, made
+from rlexp.envs.suites import foreign, imported, known, made, refused
 from rlexp.types import Key
 
 IDS = ("Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1", "Craftax-Symbolic-v1", "Craftax-Pixels-v1")
@@ -36,8 +36,8 @@ class Config:
     info: dict[str, Tally]
     """What of an episode is logged of a number that Craftax tells: last (the default), mean, max, sum."""
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:
@@ -63,15 +63,16 @@ def make(config: Config) -> Env:
         obs, state, reward, ended, info = game.step_env(key, state, action, params)
         return obs, state, reward, ended, False, {**info, **achieved(state, True)}
 
-    return adapt(
-        config.id,
-        game,
-        play,
-        params=overrides(config.id, config.params, fields),
-        params_of=lambda traced: endless.replace(**traced),
-        actions=actions,
-        categories=None,
-        max_episode_steps=config.max_episode_steps or int(fields[LIMIT]),
-        info=config.info,
-        resets=config.resets,
-    )
+    with refused(config.id):
+        return adapt(
+            config.id,
+            game,
+            play,
+            params=overrides(config.id, config.params, fields),
+            params_of=lambda traced: endless.replace(**traced),
+            actions=actions,
+            categories=None,
+            max_episode_steps=config.max_episode_steps or int(fields[LIMIT]),
+            info=config.info,
+            resets=config.resets,
+        )

@@ -23,6 +23,7 @@ import numpy as np
 from rlexp.config import ConfigError, Count, Host, nearest, schema
 from rlexp.envs.gymnasium import Actions, Observations, Struct, read_actions, read_observations, structs
 from rlexp.envs.host import HostEnv, Opened
+from rlexp.envs.imports import unimported
 from rlexp.types import EnvSpec, TimeStep
 
 
@@ -161,10 +162,8 @@ def _made(config: Config, seeds: list[int]) -> Any:
     with _quiet():
         try:
             envpool = importlib.import_module("envpool")  # by name, or type checkers take it for this module
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"env.module: {error.name} is not installed; pip install 'rlexp[envpool]' brings it, 700 MB"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise unimported("envpool", error, extra="envpool") from error
         known = envpool.list_all_envs()
         if config.id not in known:
             hint = nearest(config.id, known) or "; envpool.list_all_envs() lists what there is"

@@ -21,6 +21,7 @@ import numpy as np
 from rlexp.config import ConfigError, Count, Host, nearest, schema
 from rlexp.envs import cloning
 from rlexp.envs.host import HostEnv, Opened
+from rlexp.envs.imports import unimported
 from rlexp.envs.spaces import action_of
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
 
@@ -135,10 +136,8 @@ def _made(config: Config, **more: Any) -> Any:
     with _quiet():
         try:
             import gymnasium  # sets filters for warnings of its own
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"env.module: {error.name} is not installed; pip install 'rlexp[envs]' brings it"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise unimported("gymnasium", error, extra="envs") from error
         kwargs = config.kwargs | more
         if config.max_episode_steps is not None:
             kwargs = kwargs | {"max_episode_steps": config.max_episode_steps}

@@ -18,6 +18,7 @@ from rlexp.config import ConfigError, Count, Host, Resets, TracedNumber, nearest
 from rlexp.envs.base import Env
 from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
 from rlexp.envs.spaces import action_of, num_categories
+from rlexp.envs.suites import imported, refused
 from rlexp.types import Key
 
 
@@ -33,15 +34,15 @@ class Config:
     params: dict[str, TracedNumber]
     """gymnax's EnvParams by name; those left out keep their defaults. A switch is 0 or 1."""
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:
     """The environment `config.name`. The values in `config.params` may be traced arrays.
 
     Raises:
-      ConfigError: an unknown name or parameter, or MNIST's files cannot be downloaded.
+      ConfigError: an unknown name or parameter, MNIST's files cannot be downloaded, or gymnax's own code raises as it begins.
     """
     game, defaults = _load(config.name)
     if config.max_episode_steps is not None:
@@ -55,19 +56,20 @@ def make(config: Config) -> Env:
         obs, state, reward, terminated, info = game.step_env(key, state, action, params)
         return obs, state, reward, terminated, game.is_truncated(state, params), info
 
-    return adapt(
-        config.name,
-        game,
-        play,
-        params=defaults.replace(**overrides(config.name, config.params, vars(defaults))),
-        params_of=lambda params: params,
-        actions=actions,
-        categories=categories,
-        max_episode_steps=int(vars(defaults)[LIMIT]),
-        info={},
-        resets=config.resets,
-        draw=_draw_of(config.name),
-    )
+    with refused(config.name, key="env.name"):
+        return adapt(
+            config.name,
+            game,
+            play,
+            params=defaults.replace(**overrides(config.name, config.params, vars(defaults))),
+            params_of=lambda params: params,
+            actions=actions,
+            categories=categories,
+            max_episode_steps=int(vars(defaults)[LIMIT]),
+            info={},
+            resets=config.resets,
+            draw=_draw_of(config.name),
+        )
 
 
 def _draw_of(name: str) -> Callable[[Any, Any], Any] | None:
@@ -89,7 +91,7 @@ def _load(name: str) -> tuple[Any, Any]:
     # are built, which must not become tracers where `make` is called inside a traced function.
     with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
         with _imported_when_used("seaborn", "matplotlib.pyplot"):
-            import gymnax
+            gymnax = imported("gymnax", extra="envs")
 
         names = gymnax.registered_envs
         if name not in names:

@@ -41,8 +41,8 @@ class Config:
     info: dict[str, Tally]
     """What of an episode is logged of a number in the class's info: last (the default), mean, max, sum."""
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:

@@ -8,13 +8,13 @@ observations  float32 or bool. Whole numbers become float32; a category (FrozenL
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlexp.config import ConfigError, nearest
+from rlexp.config import ConfigError, Resets, nearest
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.envs.suites import check_info
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
@@ -33,7 +33,7 @@ def adapt(
     categories: int | None,
     max_episode_steps: int,
     info: Mapping[str, Tally],
-    resets: int | Literal["auto"] | None,
+    resets: Resets,
     draw: Callable[[Any, Any], Any] | None = None,
 ) -> Env:
     """The game, which has `reset_env(key, params)`, as an Env.

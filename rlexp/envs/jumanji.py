@@ -19,8 +19,10 @@ import numpy as np
 
 from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally, Transition
-from rlexp.envs.suites import adapt, foreign, imported, known, made, remembered
+from rlexp.envs.suites import adapt, foreign, imported, known, made, refused, remembered
 from rlexp.types import Continuous, Discrete, MultiDiscrete
+
+_LAST = 2**31 - 1  # steps that a game can count, in int32
 
 
 @schema
@@ -37,8 +39,8 @@ class Config:
     info: dict[str, Tally]
     """What of an episode is logged of a number in the game's extras: last (the default), mean, max, sum."""
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 @remembered
@@ -49,7 +51,7 @@ def make(config: Config) -> Env:
       ConfigError: Jumanji is not installed, has no such environment, cannot make it so, or nothing here can take its actions.
     """
     game, limit = _game(config.id, config.kwargs, config.max_episode_steps)
-    with foreign():
+    with foreign(), refused(config.id):
         mask = _seen(jax.eval_shape(game.reset, jax.random.PRNGKey(0))[1].observation).get("action_mask")
         mask_shape = None if mask is None else tuple(mask.shape)
         sizes = _sizes(config.id, game.action_spec, mask_shape)
@@ -114,7 +116,7 @@ def _game(name: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> t
     if max_episode_steps is None and own is None:
         raise ConfigError(f"env.max_episode_steps: {name} has no limit of its own; give a number")
     limit = int(max_episode_steps or own)
-    return (game if own is None else make(time_limit=limit + 1)), limit
+    return (game if own is None else make(time_limit=min(limit + 1, _LAST))), limit
 
 
 def _sizes(name: str, space: Any, mask: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -30,8 +30,8 @@ class Config:
     info: dict[str, Tally]
     """navix tells no numbers: empty."""
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 @remembered

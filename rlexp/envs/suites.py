@@ -13,13 +13,14 @@ import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import ConfigError, nearest
+from rlexp.config import ConfigError, Resets, nearest
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
+from rlexp.envs.imports import reason, unimported
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
 
 T = TypeVar("T")
@@ -66,15 +67,13 @@ def remembered(make: Callable[[Any], T]) -> Callable[[Any], T]:
 
 
 def imported(name: str, *, extra: str) -> Any:
-    """A module of a suite. Raises ConfigError, which names the extra that brings it."""
+    """A module of a suite. Raises ConfigError, which names the extra that brings it, or says why it does not import."""
     with foreign():
         try:
             importlib.import_module(name.partition(".")[0])
             return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"env.module: {error.name} is not installed; pip install 'rlexp[{extra}]' brings it"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise unimported(name, error, extra=extra) from error
 
 
 def known(suite: str, name: str, names: Iterable[str]) -> None:
@@ -83,16 +82,21 @@ def known(suite: str, name: str, names: Iterable[str]) -> None:
         raise ConfigError(f'env.id: {suite} has no "{name}"{nearest(name, names) or "."} Allowed: {", ".join(names)}')
 
 
+@contextlib.contextmanager
+def refused(name: str, *, key: str = "env.id") -> Iterator[None]:
+    """Whatever is raised within becomes a ConfigError of one line: the code of a suite may raise anything."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{key}: {name} cannot be made ({reason(error)})") from error
+
+
 def made(name: str, make: Callable[[], Any]) -> Any:
-    """What `make` gives. Whatever it raises becomes a ConfigError of one line: the code of a suite may raise anything."""
-    with foreign():
-        try:
-            return make()
-        except (Exception, SystemExit) as error:
-            text = str(error).strip().splitlines()
-            raise ConfigError(
-                f"env.id: {name} cannot be made ({type(error).__name__}: {text[0] if text else 'no reason given'})"
-            ) from error
+    """What `make` gives. Raises ConfigError for whatever it raises."""
+    with foreign(), refused(name):
+        return make()
 
 
 def adapt(
@@ -103,7 +107,7 @@ def adapt(
     action: Discrete | MultiDiscrete | Continuous,
     max_episode_steps: int,
     info: Mapping[str, Tally],
-    resets: int | Literal["auto"] | None,
+    resets: Resets,
 ) -> Env:
     """A suite's functions as an Env.
 
@@ -112,7 +116,7 @@ def adapt(
       step: (key, state, action) -> what `envs.base.episodic` wants; of `info` all but scalars is left out. It never resets.
 
     Raises:
-      ConfigError: `info` names a number that the suite does not tell.
+      ConfigError: `info` names a number that the suite does not tell; or the suite's own code raises while it is traced.
     """
 
     def begin(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
@@ -132,7 +136,7 @@ def adapt(
         return state, observed(obs), step(jax.random.key_data(key), jax.tree.map(lambda x: x, state), action)
 
     spec = EnvSpec(name, (), action, max_episode_steps)
-    with traced():
+    with traced(), refused(name):
         state, observation, out = jax.eval_shape(once, jax.random.key(0), action_struct(spec))
         # A state that begins with the integer 0 and goes on with fractions is one of fractions from the start.
         types = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), state, out.state)

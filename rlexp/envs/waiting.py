@@ -9,6 +9,8 @@ What a waiting environment shows is its episode's last observation once more: `l
 shared: each has the key that it would have had without waiting, so that an environment's rows are the same ones, but for those
 in which it waits.
 
+With "share" the most grows with the batch, so that a larger one waits no longer than a small one.
+
 With "auto" nobody waits: a step makes first rows a few at a time for as long as anyone is without, so that what it costs follows
 from the ends there are. How often is decided in a loop of the program, which derivatives in reverse mode do not go through.
 """
@@ -21,7 +23,10 @@ import jax.numpy as jnp
 
 from rlexp.types import Key, PyTree, TimeStep
 
-_SHARE = 32  # "auto": one in so many environments at a time, which is about as many as end their episodes in a step
+# "share": one in so many environments, and at least so many of them. Enough for episodes of more than 64 steps, and few where a
+# reset is as dear as Craftax's, whose players die after 160 at random.
+_SHARE, _AT_LEAST = 64, 8
+_AT_ONCE = 32  # "auto": one in so many environments at a time, which is about as many as end their episodes in a step
 
 
 class Batched(NamedTuple):
@@ -49,7 +54,7 @@ def waiting(
     go_on: Callable[[Any, Any], tuple[Any, TimeStep]],
     again: Callable[[Any, TimeStep], tuple[Any, TimeStep]],
     *,
-    resets: int | Literal["auto"],
+    resets: int | Literal["auto", "share"],
 ) -> Batched:
     """A batch of one environment's functions, none of which has a leading axis.
 
@@ -57,7 +62,7 @@ def waiting(
       reset: key -> state, first row. All environments begin with it at once.
       go_on: (state, action) -> state, row. Never resets.
       again: (state of an episode that is over, its last row) -> state, first row of the next.
-      resets: the most that a step makes; "auto": as many as are due.
+      resets: the most that a step makes; "share": one in 64 environments of the batch, at least 8; "auto": as many as are due.
     """
 
     def reset_all(keys: jax.Array) -> tuple[Waiting, TimeStep]:
@@ -77,13 +82,15 @@ def waiting(
             info=jax.tree.map(lambda x: jnp.where(over, 0.0, x), after.info),
         )
         waited = jnp.where(over, state.waited + 1, 0)
+        num_envs = waited.shape[0]
         if resets == "auto":
-            at_once = max(1, waited.shape[0] // _SHARE)
+            at_once = max(1, num_envs // _AT_ONCE)
             inner, shown, _ = jax.lax.while_loop(
                 lambda now: jnp.any(now[2] > 0), lambda now: some(*now, at_once), (inner, shown, waited)
             )
         else:
-            inner, shown, _ = some(inner, shown, waited, min(resets, waited.shape[0]))
+            most = max(_AT_LEAST, num_envs // _SHARE) if resets == "share" else resets
+            inner, shown, _ = some(inner, shown, waited, min(most, num_envs))
         return Waiting(inner, shown.obs, shown.last, jnp.where(shown.last, waited, 0)), shown
 
     def some(inner: PyTree, shown: TimeStep, waited: jax.Array, number: int) -> tuple[PyTree, TimeStep, jax.Array]:

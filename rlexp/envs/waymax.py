@@ -21,7 +21,7 @@ import numpy as np
 
 from rlexp.config import ConfigError, Count, Host, Number, Text, schema
 from rlexp.envs.base import Env, Transition
-from rlexp.envs.suites import adapt, foreign, imported, made
+from rlexp.envs.suites import adapt, imported, made
 from rlexp.types import Continuous, PyTree
 
 FROM = "pip install git+https://github.com/waymo-research/waymax brings it; the package of that name on PyPI is another one"
@@ -120,14 +120,15 @@ def _waymax() -> tuple[Any, ...]:
             imported(f"waymax.{name}", extra="") for name in ("config", "dynamics", "env", "datatypes", "dataloader")
         )
     except ConfigError as error:
-        with foreign():
-            try:
-                import waymax  # noqa: F401  # pyright: ignore[reportMissingImports]
-            except ImportError:
-                raise ConfigError(f"env.module: waymax is not installed; {FROM}") from error
-        raise ConfigError(
-            f"env.module: the waymax that is installed is not Waymo's, or lacks a part; {FROM}"
-        ) from error
+        if not isinstance(cause := error.__cause__, ModuleNotFoundError):
+            raise
+        said = (
+            "waymax is not"
+            if cause.name == "waymax"
+            else "the waymax that is installed is not Waymo's, or lacks a part"
+        )
+        said = f"{said} installed" if cause.name == "waymax" else said
+        raise ConfigError(f"env.module: {said}; {FROM}") from error
 
 
 @functools.lru_cache(maxsize=2)

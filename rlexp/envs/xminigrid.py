@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from rlexp.config import Count, Host, Resets, schema
+from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally, Transition
 from rlexp.envs.suites import adapt, foreign, imported, known, made, one_hots, remembered
 from rlexp.types import Discrete
@@ -27,23 +27,32 @@ class Config:
     max_episode_steps: Count | None
     """Steps after which an episode is truncated; null takes xminigrid's own limit."""
     view_size: Count
-    """Side of the square that the player sees, odd."""
+    """Side of the square that the player sees: odd, and less than twice the grid's longer side, of which it then shows all."""
     info: dict[str, Tally]
     """xminigrid tells no numbers: empty."""
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 @remembered
 def make(config: Config) -> Env:
-    """The environment `config.id`. Raises ConfigError: xminigrid is not installed, or has no such environment."""
+    """The environment `config.id`.
+
+    Raises:
+      ConfigError: xminigrid is not installed, has no such environment, or one that cannot be seen so.
+    """
     xminigrid = imported("xminigrid", extra="xminigrid")
     known("xminigrid", config.id, xminigrid.registered_environments())
     constants = imported("xminigrid.core.constants", extra="xminigrid")
     sizes = (constants.NUM_TILES, constants.NUM_COLORS)
     limit = {} if config.max_episode_steps is None else {"max_steps": config.max_episode_steps}
     game, params = made(config.id, lambda: xminigrid.make(config.id, view_size=config.view_size, **limit))
+    most = 2 * max(int(params.height), int(params.width)) - 1  # shows all of the grid, also from its corners
+    if config.view_size % 2 == 0 or config.view_size > most:
+        raise ConfigError(
+            f"env.view_size: {config.view_size} is not allowed; expected an odd number, at most {most} here"
+        )
 
     def reset(key: jax.Array) -> tuple[Any, Any]:
         timestep = game.reset(params, key)

@@ -26,6 +26,9 @@ from rlexp.training.members import Member, Pack, start_of
 from rlexp.training.metrics import Chunk
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
 from rlexp.training.saves import Resume, Saves, restore, take_learnt, with_memory
+from rlexp.types import Metrics
+
+_MUCH = 0.1  # of a chunk's environment steps wait for a reset
 
 
 class Diverged(RuntimeError):
@@ -179,6 +182,7 @@ class Reports:
         self._pack, self._saves, self._began = pack, saves, began
         self._waiting: Chunk | None = None
         self._fetched = time.perf_counter()  # the last one
+        self._told_of_waiting = False
 
     def hand_in(self, chunk: Chunk) -> None:
         """The newest chunk, which is reported later; the one before is now."""
@@ -200,6 +204,7 @@ class Reports:
         chunk = jax.device_get(chunk)
         if chunk.num_updates:
             pack.count(metrics.transitions(chunk.metrics))
+            self._tell_of_waiting(chunk.metrics)
         values = metrics.values(chunk)
         values |= metrics.speed(chunk, pack.lead, len(pack.members), seconds)
         rows = metrics.rows(
@@ -219,6 +224,15 @@ class Reports:
                 self._saves.drop(i, troubles[i])
             elif chunk.episodes is not None:
                 pack.objectives[i] = rows[i]["eval/return_mean"]
+
+    def _tell_of_waiting(self, counted: Metrics) -> None:
+        """Once, where much is lost to it. Environments of the host wait for nothing, and their rows are counted otherwise."""
+        if self._told_of_waiting or self._pack.lead.on_host or (share := metrics.waiting(counted)) < _MUCH:
+            return
+        self._told_of_waiting = True
+        self._pack.progress.warn(
+            f"{share:.0%} of the last environment steps wait for a reset; a larger env.resets, share or auto, loses less"
+        )
 
 
 def _say_what_next(pack: Pack, directory: Path) -> None:

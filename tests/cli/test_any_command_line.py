@@ -247,6 +247,24 @@ def test_taken(line, wanted, tmp_path):
         assert ended.out.startswith("algo is given twice, algo=ppo and algo=dqn: the last counts\n") and not ended.err
 
 
+@pytest.mark.parametrize(
+    ("given", "shows"),
+    [
+        ("env=jumanji env.id=Snake-v1 env.kwargs.num_rows=97", "--cfg job"),
+        ("env=jumanji env.id=Snake-v1 env.kwargs.num_rows=97", "--info config"),
+        ("env=brax env.id=ant env.info.x=mean", "--help"),
+        ("env=brax env.id=ant env.info.x=mean", "--hydra-help"),
+        ("env=gymnax/pendulum env.params.g=97 hydra.verbose=false", "--cfg all --resolve"),
+        ("env=gymnax/pendulum +env.params.g=97 hydra/job_logging=none", "--cfg job -p env"),
+    ],
+)
+def test_what_is_shown_is_composed_as_what_is_run(given, shows, tmp_path):
+    """Of a dict that is open Hydra has no key."""
+    ended = run(Line([*given.split(), *shows.split()]), tmp_path)
+    assert ended.code == 0 and not ended.err, ended
+    assert (": 97" in ended.out) == ("97" in given)
+
+
 @pytest.mark.parametrize("mode", [[], ["-m"]])
 def test_a_loop_of_links_is_no_folder_to_search(mode, tmp_path):
     """Before Python 3.13, Path.resolve raises RuntimeError there."""

@@ -1,5 +1,6 @@
 """Every YAML composes and builds; recipes are pinned; every field has a doc."""
 
+import copy
 import dataclasses
 import inspect
 import os
@@ -17,8 +18,9 @@ from support import build
 
 from rlexp import compose, experiment
 from rlexp.config import Config, ConfigError, load_module, parse
+from rlexp.envs import waiting
 from rlexp.overrides import merge_overrides, quoted
-from rlexp.sameness import pack_key, resume_fingerprint
+from rlexp.sameness import job_fingerprint, pack_key, resume_fingerprint
 
 OLDER = Path(__file__).parent / "older" / "0.1.yaml"  # a configuration of before what follows was added
 ADDED_LATER = (
@@ -249,6 +251,26 @@ def test_a_key_that_came_later_leaves_older_runs_as_they_are():
     assert older.network.shared_trunk is False
     assert "network.shared_trunk" not in resume_fingerprint(older, modules, 1)
     assert resume_fingerprint(changed, modules, 1)["network.shared_trunk"] is True
+
+
+@pytest.mark.parametrize(
+    ("given", "shards"),
+    [
+        ("env=craftax/classic algo.num_envs=575", 1),
+        ("env=craftax/full algo.num_envs=576", 1),
+        ("env=wrapped env@env.inner=craftax/full algo.num_envs=2048", 4),
+    ],
+)
+def test_a_share_of_resets_goes_on_where_eight_stood(given, shards):
+    """As it did in the files of Craftax, as long as it comes to 8."""
+    composed, _ = compose.compose_node([*given.split(), "algo.num_minibatches=1", "compilation_cache=null"])
+    older = copy.deepcopy(composed)
+    older["env"].get("inner", older["env"])["resets"] = 8
+    (now, modules), (before, _) = parse(composed), parse(older)
+    assert now != before
+    is_eight = max(waiting._AT_LEAST, now.algo.num_envs // shards // waiting._SHARE) == 8
+    assert (resume_fingerprint(now, modules, shards) == resume_fingerprint(before, modules, shards)) == is_eight
+    assert (job_fingerprint(now, modules) == job_fingerprint(before, modules)) == (now.algo.num_envs == 575)
 
 
 @pytest.mark.parametrize("path", ["algo", "launcher", "network"])

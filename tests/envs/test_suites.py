@@ -2,7 +2,9 @@
 
 import re
 import sys
+from dataclasses import fields
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -11,13 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from suites import CONF, PACKAGES, SUITES
+from suites import CONF, PACKAGES, SUITES, node_of
 from suites import build_env as build
 
 from rlexp.config import ConfigError, load_module, parse
+from rlexp.envs import wrapped
 from rlexp.envs.base import Env, Transition
-from rlexp.envs.suites import adapt, one_hots
+from rlexp.envs.suites import adapt, imported, one_hots
 from rlexp.types import Discrete
+
+PLAIN = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.0, "frame_stack": 1}
 
 
 def made(suite: str, **changes) -> Env:
@@ -49,6 +54,53 @@ def test_a_suite_that_is_not_installed(suite, monkeypatch):
         made(suite, id="x")
 
 
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            "raise AttributeError('module jax has no x')",
+            r"cannot be imported here \(AttributeError: module jax has no x\)",
+        ),
+        (
+            "from jax import no_such_name",
+            r"cannot be imported here \(ImportError: cannot import name 'no_such_name' .*\)",
+        ),
+        (
+            "import jax.no_such_module",
+            r"cannot be imported here \(ModuleNotFoundError: No module named 'jax.no_such_module'\)",
+        ),
+        ("raise SystemExit(3)", r"cannot be imported here \(SystemExit: 3\)"),
+        ("import no_such_package.part", r"no_such_package is not installed; pip install 'rlexp\[toys\]' brings it"),
+    ],
+)
+def test_a_suite_that_does_not_import(raised, said, monkeypatch, tmp_path):
+    for name in ("no_suite", "hypothesis"):  # which is installed, as a suite is
+        (tmp_path / f"{name}.py").write_text(f"{raised}\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, called in (("no_suite", "no_suite"), ("hypothesis", f"hypothesis {version('hypothesis')}")):
+        with pytest.raises(ConfigError) as error:
+            imported(name, extra="toys")
+        assert re.fullmatch(rf"env\.module: ({called} )?{said}", str(error.value)), error.value
+        assert called in str(error.value) or "no_such_package" in raised
+
+
+@pytest.mark.parametrize(
+    "option", ["brax/ant", "craftax/full", "gymnax/cartpole", "gymnasium/cartpole", "envpool/pong"]
+)
+def test_no_adapter_ends_with_what_its_suite_raises_as_it_is_imported(option, monkeypatch, tmp_path):
+    suite = option.partition("/")[0]
+    (tmp_path / f"{suite}.py").write_text("raise AttributeError('jax has no x\\nand no y')\n")
+    for name in [n for n in sys.modules if n.partition(".")[0] == suite]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = rf"^env\.module: {suite}( [\d.]+)? cannot be imported here \(AttributeError: jax has no x\)$"
+    module = load_module(node_of(option)["module"], "env")
+    config, _ = parse(node_of(option), module.Config, "env")
+    with pytest.raises(ConfigError, match=said):
+        module.make(config)
+
+
 @pytest.mark.parametrize("suite", sorted(SUITES))
 def test_an_id_that_is_not_there(suite):
     pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra {suite} is not installed")
@@ -66,6 +118,59 @@ def test_pgx_refuses_what_is_not_for_one_player_and_what_has_no_limit():
         made("pgx", id="chess")
     with pytest.raises(ConfigError, match=r"^env\.max_episode_steps: 2048 has no limit of its own; give a number$"):
         made("pgx", id="2048", max_episode_steps=None)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize(
+    ("suite", "node"),
+    [
+        ("brax", {"id": "swimmer"}),
+        ("jumanji", {"id": "Snake-v1", "kwargs": {"num_rows": 0}}),
+        ("jumanji", {"id": "Maze-v0", "kwargs": {"nothing_like_it": 0}}),
+        ("gymnax", {"name": "CartPole-v1"}),
+        ("craftax", {"id": "Craftax-Classic-Symbolic-v1"}),
+    ],
+)
+def test_a_suite_whose_code_raises_as_it_is_traced(suite, node, inner, monkeypatch):
+    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra {suite} is not installed")
+
+    def raises(*_):
+        raise TypeError("clip() got an unexpected keyword\nargument")
+
+    if suite == "gymnax":
+        monkeypatch.setattr("gymnax.environments.classic_control.cartpole.CartPole.reset_env", raises)
+    if suite == "craftax":
+        monkeypatch.setattr("craftax.craftax_classic.envs.craftax_symbolic_env.generate_world", raises)
+    key, name = next(iter(node.items()))
+    node = {"module": f"rlexp.envs.{suite}", "max_episode_steps": None, "info": {}, "params": {}, "kwargs": {}} | node
+    module = load_module(node["module"], "env")
+    node = {k: v for k, v in node.items() if k in {field.name for field in fields(module.Config)}}
+    said = rf"^env\.{key}: {name} cannot be made \((TypeError|IndexError): [^\n]+\)$"
+    if inner:
+        module, node = wrapped, PLAIN | {"module": "rlexp.envs.wrapped", "inner": node}
+    config, _ = parse(node, module.Config, "env")
+    with pytest.raises(ConfigError, match=said):
+        module.make(config)
+
+
+@pytest.mark.parametrize("option", ["jumanji/snake", "jumanji/maze", "xminigrid/empty_6x6"])
+def test_the_longest_limit(option):
+    env = build(option, max_episode_steps=2**31 - 1)
+    assert env.spec.max_episode_steps == 2**31 - 1
+    jax.eval_shape(env.reset, jax.random.key(0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 11, 12, 13, 2**31 - 1])
+def test_sizes_of_what_xminigrids_player_sees(size):
+    """Of a grid of 6 x 6, all of which 11 x 11 show from any corner."""
+    pytest.importorskip("xminigrid", reason="the extra xminigrid is not installed")
+    if size in (1, 3, 11):
+        assert build("xminigrid/empty_6x6", view_size=size).spec.observation.shape[:2] == (size, size)
+        return
+    with pytest.raises(
+        ConfigError, match=rf"^env\.view_size: {size} is not allowed; expected an odd number, at most 11 here$"
+    ):
+        build("xminigrid/empty_6x6", view_size=size)
 
 
 @pytest.mark.parametrize("option", ["jumanji/maze", "navix/empty_5x5", "xminigrid/empty_6x6"])

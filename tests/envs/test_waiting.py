@@ -1,6 +1,8 @@
 """Resets that belong to the batch: rows are those of the environments alone, with rows between that count nowhere."""
 
 import functools
+import re
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from rlexp.config import ConfigError
 from rlexp.envs.base import Env, Transition, batched, episodic
 from rlexp.ops.returns import gae, lambda_returns
 from rlexp.sources import rollout
+from rlexp.training import loop, metrics
 from rlexp.training.evaluate import evaluate
 from rlexp.types import Discrete, EnvSpec, Settings
 
@@ -201,14 +204,16 @@ def test_an_evaluation_is_the_same_one():
 
 
 @pytest.mark.slow
-def test_it_is_a_key_of_the_adapters_and_trains(tmp_path):
+def test_it_is_a_key_of_the_adapters_and_trains(tmp_path, capfd):
     assert build("env=gymnax/cartpole").env_of(Settings({}, {})).batch is None
     made = build("env=gymnax/cartpole", "env.resets=2").env_of(Settings({}, {}))
     assert made.batch is not None
-    (summary,) = train(tmp_path, "env=gymnax/cartpole", "env.resets=1", "env.max_episode_steps=9", *SMALL)
+    few = ("env=gymnax/cartpole", "env.resets=1", "env.max_episode_steps=9", "algo.num_envs=32")
+    (summary,) = train(tmp_path, *few, *SMALL)
     assert summary["status"] == "finished"
     lines = rows_of(tmp_path / "0")
     assert all(1 <= line["train/length_mean"] <= 9 for line in lines if line.get("train/length_mean"))
+    assert capfd.readouterr().err.count("of the last environment steps wait for a reset") == 1
 
 
 @pytest.mark.slow
@@ -224,9 +229,62 @@ def test_a_pack_trains_with_as_many_resets_as_are_due(tmp_path):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    ("resets", "num_envs", "made"),
+    [("share", 4, 4), ("share", 64, 8), ("share", 512, 8), ("share", 4096, 64), (8, 4096, 8)],
+)
+def test_a_share_follows_the_batch_and_a_number_does_not(resets, num_envs, made):
+    envs = batched(drawn(resets))
+    state, _ = jax.eval_shape(envs.reset, jax.random.split(jax.random.key(0), num_envs))
+    text = str(jax.make_jaxpr(envs.step)(state, jnp.zeros(num_envs, jnp.int32)))
+    assert {int(n) for n in re.findall(rf"\[(\d+),{WIDTH}\]", text)} == {made}
+
+
+@pytest.mark.parametrize("num_envs", [64, 1024, 4096])
+def test_with_a_share_none_starves(num_envs):
+    """Episodes of the length that a player's are in Craftax-Classic at random: 0.4 ends in a step of 64 environments. With 8 resets
+    a step, two in three of 4,096 waited."""
+    seen = jax.ShapeDtypeStruct((1,), jnp.float32)
+    env = episodic(
+        EnvSpec("toy", seen, Discrete(1), 10_000),
+        lambda key, params: (jnp.zeros(()), jnp.zeros((1,))),
+        lambda key, state, *_: Transition(state, jnp.zeros((1,)), 1.0, jax.random.uniform(key) < 0.4 / 64),
+        resets="share",
+    )
+    envs = batched(env)
+
+    def run(keys: Any) -> Any:
+        state, _ = envs.reset(keys)
+        return jax.lax.scan(lambda s, _: envs.step(s, jnp.zeros(num_envs, jnp.int32)), state, length=300)[1]
+
+    told = jax.jit(run)(jax.random.split(jax.random.key(0), num_envs))
+    assert told.first.mean() > 0.004 and told.last[-100:].mean() < 0.01  # one row of an episode is none
+
+
+@pytest.mark.parametrize("resets", [1, 2, "share"])
+def test_the_share_that_waits_is_told_where_it_is_much(resets):
+    ours, counted = rows(resets, 3)
+    waited = sum(int(waits(ours, b)[:T].sum()) for b in range(B))
+    assert abs(metrics.waiting(counted) * B * T - waited) <= B  # of each the last row may be either
+    said: list[str] = []
+
+    class Reports(loop.Reports):
+        def __init__(self, *, on_host: bool):
+            self._told_of_waiting = False
+            self._pack: Any = SimpleNamespace(
+                lead=SimpleNamespace(on_host=on_host), progress=SimpleNamespace(warn=said.append)
+            )
+
+    for reports in (Reports(on_host=True), Reports(on_host=False)):
+        for _ in range(3):
+            reports._tell_of_waiting(counted)
+    assert len(said) == (resets == 1) and all(re.match(r"[2-9]\d% of the last .* env\.resets", text) for text in said)
+
+
 @pytest.mark.parametrize("resets", [0, -1])
 def test_bad_input(resets):
     with pytest.raises(
-        ConfigError, match=f"^env.resets: {resets} is not allowed; expected greater than or equal to 1 or 'auto'$"
+        ConfigError,
+        match=f"^env.resets: {resets} is not allowed; expected greater than or equal to 1 or 'auto' or 'share'$",
     ):
         build("env=gymnax/cartpole", f"env.resets={resets}")

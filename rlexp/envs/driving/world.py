@@ -56,8 +56,8 @@ class Config:
     """The number of the first of them: another range is held out. 0 where layouts is null."""
     params: Params
     resets: Resets = None
-    """The most resets of a step, over the environments of a logical shard; who gets none waits. auto: all that are due,
-    a few at a time. null: each resets itself."""
+    """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
+    environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
 def make(config: Config) -> Env:

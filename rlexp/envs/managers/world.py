@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from rlexp.config import Resets
 from rlexp.envs.base import Tally
 from rlexp.types import EnvSpec, Key, PyTree
 
@@ -27,7 +28,7 @@ class World(NamedTuple):
     told: Callable[[PyTree, PyTree], Mapping[str, jax.Array]]  # (what happened, state after it) -> its own metrics
     functions: Functions  # those of its own, by name
     info: Mapping[str, Tally] = {}  # what of an episode its metrics stand for
-    resets: int | Literal["auto"] | None = None  # the most resets of a step, as in `episodic`
+    resets: Resets = None  # the most resets of a step, as in `episodic`
     draw: Callable[[PyTree], Any] | None = None  # of a state, as in `episodic`
 
 
