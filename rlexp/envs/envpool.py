@@ -23,7 +23,7 @@ import numpy as np
 from rlexp.config import ConfigError, Count, Host, nearest, schema
 from rlexp.envs.gymnasium import Actions, Observations, Struct, read_actions, read_observations, structs
 from rlexp.envs.host import HostEnv, Opened
-from rlexp.envs.imports import unimported
+from rlexp.envs.imports import reason, unimported
 from rlexp.types import EnvSpec, TimeStep
 
 
@@ -176,10 +176,7 @@ def _made(config: Config, seeds: list[int]) -> Any:
             _ = pool.observation_space, pool.action_space  # made when first looked at: here nobody hears its warnings
             return pool
         except Exception as error:
-            text = str(error).strip().splitlines()
-            raise ConfigError(
-                f"env.kwargs: {config.id} cannot be made ({type(error).__name__}: {text[0] if text else 'no reason given'})"
-            ) from error
+            raise ConfigError(f"env.kwargs: {config.id} cannot be made ({reason(error)})") from error
 
 
 def _channels_last(observations: Observations) -> Observations:

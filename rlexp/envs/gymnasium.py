@@ -21,7 +21,7 @@ import numpy as np
 from rlexp.config import ConfigError, Count, Host, nearest, schema
 from rlexp.envs import cloning
 from rlexp.envs.host import HostEnv, Opened
-from rlexp.envs.imports import unimported
+from rlexp.envs.imports import reason, unimported
 from rlexp.envs.spaces import action_of
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
 
@@ -148,10 +148,7 @@ def _made(config: Config, **more: Any) -> Any:
                 f'env.id: Gymnasium has no "{config.id}"{_hint(config.id, gymnasium.registry)}'
             ) from error
         except (Exception, SystemExit) as error:  # the code of an environment may raise anything
-            text = str(error).strip().splitlines()
-            raise ConfigError(
-                f"env.id: {config.id} cannot be made ({type(error).__name__}: {text[0] if text else 'no reason given'})"
-            ) from error
+            raise ConfigError(f"env.id: {config.id} cannot be made ({reason(error)})") from error
 
 
 def _hint(name: str, registry: Any) -> str:

@@ -27,10 +27,8 @@ _MAKES_PROGRESS = 0.2  # share of the reference's progress
 
 _CLOSE = 2.0  # s to a collision, from which the reward takes note
 STANDS = 0.1  # m / s
-LEFT, RIGHT = (
-    1.5 * LANE_WIDTH,
-    0.5 * LANE_WIDTH,
-)  # m from the route to the ends of a road with lights: who comes is road too
+# m from the route to the ends of a road with lights: the lane of those who come is road too
+LEFT, RIGHT = 1.5 * LANE_WIDTH, 0.5 * LANE_WIDTH
 
 
 @schema

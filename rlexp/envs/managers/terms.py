@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from rlexp.config import ConfigError, Count, FewOrZero, Flag, Number, Text, nearest, parse, schema
+from rlexp.envs.imports import reason
 from rlexp.types import Key
 
 
@@ -162,10 +163,7 @@ def found(
         except ConfigError:
             raise
         except Exception as error:
-            said = str(error).strip().splitlines()
-            raise ConfigError(
-                f"{path}: {name} cannot be computed ({type(error).__name__}: {said[0] if said else 'no reason given'})"
-            ) from error
+            raise ConfigError(f"{path}: {name} cannot be computed ({reason(error)})") from error
 
     if step is not function:
         call.init = function.init  # type: ignore[attr-defined]
