@@ -94,8 +94,8 @@ def from_memory(source: Any, algorithm: str, choice: str) -> None:
 
 
 def from_play(source: Any, who: str) -> None:
-    """Raises ConfigError for a source whose rows are samples, of a memory or of data, and not what was just played, each once."""
-    if "batch_size" in {field.name for field in dataclasses.fields(source)}:
+    """Raises ConfigError for a source whose rows are samples of a memory, and not what was just played, each once."""
+    if "capacity" in {field.name for field in dataclasses.fields(source)}:
         raise ConfigError(
             f"algo.source: {who} needs what was just played, each transition once, and {source.module} gives samples; expected "
             "source=rollout, or source=host for environments of the host"

@@ -122,12 +122,6 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             f"algo.burn_in: {config.burn_in} leaves nothing to learn of algo.sequence_length {config.sequence_length}; "
             f"at most {config.sequence_length - 1}"
         )
-    learnt = config.sequence_length - config.burn_in
-    if config.n_step > learnt:
-        raise ConfigError(
-            f"algo.n_step: {config.n_step} rewards are never in the {learnt} transitions that are learnt from "
-            f"(algo.sequence_length {config.sequence_length} without algo.burn_in {config.burn_in}); at most {learnt}"
-        )
     torso = torso_of(spec, memory=True)
     if not isinstance(torso, MemoryTorso):
         raise ConfigError(

@@ -266,12 +266,8 @@ def check_spec(spec: EnvSpec) -> None:
             raise ValueError(f"{spec.name}: of the action low {action.low} is not below high {action.high}")
     for seen in spec.observation if isinstance(spec.observation, Groups) else (spec.observation,):
         mask = seen.get("action_mask") if isinstance(seen, dict) else None
-        if mask is None:
+        if mask is None or isinstance(action, Continuous):
             continue
-        if isinstance(action, Continuous):
-            raise ValueError(
-                f"{spec.name}: action_mask: actions are numbers, of which none is masked; give it another name"
-            )
         num_choices = action.num_actions if isinstance(action, Discrete) else sum(action.num_actions)
         if mask.dtype != jnp.bool_ or mask.shape != (num_choices,):
             told = f"{mask.dtype}{list(mask.shape)}"

@@ -127,10 +127,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         kept, batch, drawn = draw(kept, settings, batch)
         state, updates = learn_from(lead, state, batch)
         memory = memory_of(settings)
-        if memory is not None and hears(memory.source, updates, lead.modules["algo"]):
+        if memory is not None and hears(lead, memory.source, updates):
             kept = feed_back(layout, memory.source)(kept, batch.ids, updates.priority)
         found = collected | drawn | jax.tree.map(jnp.sum, updates.metrics)
-        told = updates.priority if hears(source, updates, lead.modules["algo"]) else None
+        told = updates.priority if hears(lead, source, updates) else None
         return state, kept, jax.tree.map(jnp.add, total, found), told
 
     def empty(key: Key, settings: Settings, num_calls: Any) -> PyTree:

@@ -114,20 +114,18 @@ def learn_from(experiment: Experiment, state: PyTree, batch: Batch) -> tuple[PyT
         return jax.lax.scan(experiment.algorithm.update, state, batch)
 
 
-def hears(source: Source | HostSource, updates: Update, algorithm: str) -> bool:
+def hears(experiment: Experiment, source: Source | HostSource, updates: Update) -> bool:
     """Whether a source is told what its samples were worth.
 
     Raises:
-      ConfigError: it draws by that, and the algorithm does not say it.
+      ConfigError: a replay draws by that, and the algorithm does not say it.
     """
-    if source.feedback is no_feedback:
-        return False
-    if updates.priority is None:
+    if updates.priority is None and getattr(experiment.config.algo.source, "selector", None) == "prioritised":
         raise ConfigError(
-            f"algo.source: samples are drawn by what the algorithm finds them worth, and {algorithm} does not say that; expected "
-            "algo.source.selector=uniform, or an algorithm that does, such as algo=dqn or algo=r2d2"
+            f"algo.source: samples are drawn by what the algorithm finds them worth, and {experiment.modules['algo']} does not say "
+            "that; expected algo.source.selector=uniform, or an algorithm that does, such as algo=dqn or algo=r2d2"
         )
-    return True
+    return updates.priority is not None and source.feedback is not no_feedback
 
 
 def member_data(experiments: Sequence[Experiment]) -> tuple[np.ndarray, PyTree, Settings]:

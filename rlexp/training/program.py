@@ -62,7 +62,7 @@ def learn_once(
     source, data = experiment.source_of(run.settings, shared), run.data
     state, updates = learn_from(experiment, run.state, batch)
     with jax.named_scope("update"):
-        if hears(source, updates, experiment.modules["algo"]):
+        if hears(experiment, source, updates):
             data = feed_back(layout, source)(data, batch.ids, updates.priority)
         return Run(state, data, run.settings), jax.tree.map(jnp.sum, updates.metrics)
 

@@ -95,7 +95,6 @@ WRONG = [
         ["algo.source: algo.normalize_rewards needs what was just played", "source=rollout"],
     ),
     (["algo=sac", "algo.source.sequence_length=null"], ["algo.source.sequence_length: null", "such as 1"]),
-    (["algo=r2d2", "algo.n_step=17"], ["algo.n_step: 17", "16 transitions", "at most 16"]),
     (
         ["algo=dqn", "source=dataset", "algo.num_updates=1", "algo.source.selector=prioritised"],
         ["algo.source.selector: source=dataset", "no such key", "one of source=replay, "],

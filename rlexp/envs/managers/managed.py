@@ -34,7 +34,7 @@ from rlexp.envs.managers.terms import (
     value_of,
 )
 from rlexp.envs.managers.world import Bounds, Ended, Kind, Moment, World
-from rlexp.types import Groups, Key, PyTree
+from rlexp.types import Continuous, Groups, Key, PyTree
 
 
 @schema
@@ -161,6 +161,10 @@ def make(config: Config) -> Env:
                 lambda key, action: step(key, reset(key, config.params)[0], action, config.params).info, key, struct
             )
             ended_like = Ended(zero, zero, zero, dict.fromkeys(told, zero))
+        if isinstance(spec.action, Continuous) and "action_mask" in tasks.names:  # networks leave it out
+            raise ValueError(
+                f"managed/{spec.name}: action_mask: actions are numbers, of which none is masked; give it another name"
+            )
         return episodic(
             spec._replace(name=f"managed/{spec.name}", observation=jax.eval_shape(once, key, struct)),
             reset,
@@ -204,6 +208,7 @@ class _Lists:
         functions = {**COMMON["observations"], **world.functions.get("observations", {})}
         self.critic = read("critic", config.critic, Observation, functions, 1)
         self._seen = [(term, seen_by(term)) for term in (*self.observations, *self.critic)]
+        self.names = set() if config.concatenate else {term.name for term, _ in self._seen}  # by which it is seen
         there = {**world.params, **config.params}
         rewards = of("rewards", Reward, 1)
         for term in rewards:
