@@ -1,5 +1,6 @@
 """`python -m rlexp.sweep` in a directory that holds no sweep of ours."""
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
