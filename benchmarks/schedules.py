@@ -78,7 +78,7 @@ def _judged(where: Path, seed: int) -> Sample:
     episodes = rlexp.load(best).evaluate(jax.random.key(10_000 + seed), num_episodes=EPISODES)
     found: Sample = {"return": float(np.mean(episodes.episode_return))}
     for population in gather(where).populations:  # one, or none
-        (member,) = (i for i, job in enumerate(population.jobs) if job.dir == best.name)
+        (member,) = (i for i, job in population.jobs.items() if job.dir == best.name)
         line = [{"begin": s.begin, "end": s.end, **s.values} for s in population.ancestry(member)]
         steps = sum(s.end - s.begin for s in population.stretches.values())
         return found | {"env_steps": steps, "schedule": line}

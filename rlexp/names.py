@@ -1,5 +1,7 @@
 """What people call a run's environment and its algorithm: in W&B, on pictures, in lists. Of any configuration, a broken one too."""
 
+import contextlib
+import os
 from typing import Any
 
 _SAYS_WHICH = ("name", "id", "kind", "scenarios")  # of a module's environments
@@ -38,3 +40,11 @@ def _last(module: Any) -> str:
 def _part(config: Any, name: str) -> dict[str, Any]:
     found = config.get(name) if isinstance(config, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def plain(value: object) -> str:
+    """Text that can be encoded, whatever bytes a name has, or escapes a file; empty of None."""
+    text = "" if value is None else str(value)
+    with contextlib.suppress(UnicodeEncodeError):
+        return os.fsencode(text).decode(errors="backslashreplace")
+    return text.encode(errors="backslashreplace").decode()

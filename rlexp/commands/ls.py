@@ -16,12 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rlexp import endings
 from rlexp.config import ConfigError
 from rlexp.names import algorithm, environment
 from rlexp.storage import store
+from rlexp.written import data_of
 
 ROOTS = ("outputs", "multirun")  # where runs are made
 _ENVIRONMENT, _CONFIG, _SUMMARY, _METRICS = "environment.json", "config.yaml", "summary.json", "metrics.jsonl"
@@ -36,7 +35,6 @@ _WITHIN = {
     "__pycache__",
 }  # there are no runs in them
 _TAIL = 1 << 16  # bytes of metrics.jsonl that are looked at
-_LOADER = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # ten times as fast
 
 
 class Line(NamedTuple):
@@ -159,13 +157,20 @@ def line_of(folder: str, names: set[str], job: SweepJob | None, locked: set[int]
 def jobs_of(folder: str, locked: set[int]) -> dict[str, SweepJob]:
     """{directory: what the manifest says}; nothing where it cannot be read. `running` only while a process runs the sweep."""
     alive = _inode(folder, "sweep.lock") in locked
-    address = f"file:{urllib.parse.quote(os.path.abspath(os.path.join(folder, _MANIFEST)))}?mode=ro"
+    address = f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(os.path.join(folder, _MANIFEST))))}?mode=ro"
     query = "select dir, status, run_id, objective, changed, number, overrides, attempt, error from jobs"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=1)) as connection:
+            connection.text_factory = lambda text: text.decode(errors="replace")
             rows = connection.execute(query).fetchall()
-        return {
-            os.path.normpath(os.path.join(folder, str(place))): SweepJob(
+    except sqlite3.Error:
+        return {}
+    found = {}
+    for place, status, run_id, objective, changed, number, overrides, attempt, error in rows:
+        if not isinstance(place, str) or "\0" in place:
+            continue
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # of a row that somebody has changed
+            found[os.path.normpath(os.path.join(folder, place))] = SweepJob(
                 "unfinished" if status == "running" and not alive else _text(status) or "unfinished",
                 _text(run_id),
                 _number(objective),
@@ -175,10 +180,7 @@ def jobs_of(folder: str, locked: set[int]) -> dict[str, SweepJob]:
                 int(attempt),
                 _text(error),
             )
-            for place, status, run_id, objective, changed, number, overrides, attempt, error in rows
-        }
-    except (sqlite3.Error, TypeError, ValueError, RecursionError):
-        return {}
+    return found
 
 
 def holds_sweep(folder: str, names: set[str]) -> bool:
@@ -280,8 +282,8 @@ def _settings(content: bytes | None) -> dict[str, Any]:
         if wanted:
             lines.append(line)
     try:
-        return _object(yaml.load("\n".join(lines), Loader=_LOADER))
-    except (yaml.YAMLError, ValueError, RecursionError):  # a ValueError: a date that there is not
+        return _object(data_of("\n".join(lines)))
+    except ValueError:
         return {}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from rlexp.loggers.base import Logger, Row, is_finite, number
 
 NAME = "metrics.jsonl"
+LARGEST = 1e100  # of a number that is drawn: many can be squared and summed
 
 
 def make(path: Path, *, start_env_steps: int) -> Logger:
@@ -64,9 +65,22 @@ def read(path: Path) -> list[Row]:
     """The lines of a file; none if there is no file. A half-written last line is left out.
 
     Raises:
-      ValueError: for any other line that is no JSON object with env_steps.
+      ValueError: for any other line that is no JSON object with env_steps, a count.
     """
     return [row for _, row in _read(path)]
+
+
+def numbers(path: Path) -> list[dict[str, int | float]]:
+    """The lines of `read`, with what can be drawn alone: whatever else stands in them, or is not finite, is left out.
+
+    Raises:
+      OSError, ValueError: the file cannot be read.
+    """
+    return [{name: x for name, x in row.items() if _is_drawn(x)} for row in read(path)]
+
+
+def _is_drawn(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < LARGEST
 
 
 def gap(path: Path, env_steps: int, num_lines: int | None) -> str | None:
@@ -135,8 +149,9 @@ def _read(path: Path) -> list[tuple[bytes, Row]]:
             break  # even if it reads as JSON: 1.5 may have been 1.53
         try:
             row = json.loads(line)
-            row["env_steps"]
-        except (ValueError, TypeError, KeyError) as error:
+            if type(steps := row["env_steps"]) is not int or not 0 <= steps < 2**63:
+                raise ValueError(steps)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path}, line {i + 1}: not a JSON object with env_steps") from error
         out.append((line, row))
     return out

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlexp import endings
 from rlexp.config import ConfigError
+from rlexp.names import plain
 from rlexp.sweep import __main__ as sweep
 from rlexp.sweep.manifest import NAME
 
@@ -57,7 +58,7 @@ def _write(roots: list[str], directory: Path) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write the report: {error}") from error
     print(*written.best, sep="\n")
-    print(f"{written.page}, tables in {written.tables[0].parent}/")
+    print(plain(f"{written.page}, tables in {written.tables[0].parent}/"))
     return 0
 
 

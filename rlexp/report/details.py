@@ -1,6 +1,6 @@
 """What one run has left: its curves, its settings, its pictures, and the commands that repeat it and go on with it."""
 
-import math
+import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
 from rlexp.overrides import override_key, quoted
-from rlexp.report.found import Run
+from rlexp.report.found import Run, overrides_in
 from rlexp.storage import rundir
 from rlexp.sweep.lineage import is_population, without_pruning
 from rlexp.sweep.results import METRIC, SEED, again, last_line, settings_of, started
+from rlexp.written import data_of
 
 MAX_POINTS = 200  # of a curve on a page
 PICTURES = {
@@ -29,7 +29,6 @@ PICTURES = {
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm"}
 MEDIA = PICTURES | VIDEOS  # no SVG: it can hold scripts
 _MAX_MEDIA = 24
-_LOADER = vars(yaml).get("CSafeLoader", yaml.SafeLoader)
 _ON_THE_CLOCK = ("env_steps", "wall_s")
 _ABOUT_THE_PLACE = ("hydra", "launcher", "sweeper")
 
@@ -47,20 +46,16 @@ class Metrics(NamedTuple):
 def metrics(run_dir: Path, wanted: Sequence[str] | None = None) -> Metrics:
     """The curves of some metrics, or of all. What cannot be read is left out; what is said of configurations tells of it."""
     try:
-        rows = jsonl.read(run_dir / jsonl.NAME)
+        rows = jsonl.numbers(run_dir / jsonl.NAME)
     except (OSError, ValueError):
         return Metrics({}, [])
     points: dict[str, dict[Number, Number]] = {}
     for row in rows:
         for name, value in row.items():
-            if name not in _ON_THE_CLOCK and _is_number(value) and _is_number(row["env_steps"]):
+            if name not in _ON_THE_CLOCK:
                 points.setdefault(name, {})[row["env_steps"]] = value
     names = sorted(points, key=lambda name: (name != METRIC, name))
     return Metrics({name: _thinned(points[name]) for name in names if wanted is None or name in wanted}, names)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _thinned(points: Mapping[Number, Number]) -> Curve:
@@ -74,22 +69,25 @@ def _thinned(points: Mapping[Number, Number]) -> Curve:
 def settings(run_dir: Path) -> dict[str, str]:
     """{dotted key: value as text} of its whole configuration, and of what it ran on and with."""
     try:
-        found = yaml.load((run_dir / "config.yaml").read_bytes(), Loader=_LOADER)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        found = None
+        found = _flat(data_of((run_dir / "config.yaml").read_bytes()))
+    except (OSError, ValueError):
+        found = []
     about = rundir.read_json(run_dir / "environment.json")
     about = about if isinstance(about, dict) else {}
     kept = {name: about[name] for name in ("host", "python", "versions", "devices", "git") if name in about}
-    return {key: str(value) for key, value in [*_flat(found), *_flat(kept, "environment.")]}
+    with contextlib.suppress(RecursionError):  # JSON is read that is nested as deep as can be
+        found += _flat(kept, "environment.")
+    return dict(found)
 
 
-def _flat(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(node: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Raises ValueError for a number of thousands of digits."""
     if not isinstance(node, dict):
         return []
     found = []
     for name, value in node.items():
         inner = _flat(value, f"{prefix}{name}.")
-        found += inner or [(f"{prefix}{name}", value)]
+        found += inner or [(f"{prefix}{name}", str(value))]
     return found
 
 
@@ -114,7 +112,7 @@ class Words(NamedTuple):
 
 def words(run: Run) -> Words:
     """Its commands, and how it failed."""
-    own = without_pruning(rundir.read_overrides(run.directory) or run.entry.overrides)
+    own = without_pruning(overrides_in(run.directory) or run.entry.overrides)
     # Where its files lie is no matter of what it trains; which run it evaluates is.
     left_out = ("hydra.run.dir", *(("resume",) if run.trains else ()))
     repeat = [
@@ -144,7 +142,7 @@ def _of_all(run: Run) -> str:
     """The command that repeats all of the population that a run is a member of; empty where it is not known."""
     try:
         command, place = started(run.sweep) if run.sweep else ([], run.directory)
-    except ConfigError:
+    except (ConfigError, OSError):
         return ""
     settings = {key: value for key, value in settings_of(run.entry).items() if key != SEED}
     return again(command, place, settings) if command else ""

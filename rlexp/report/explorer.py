@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlexp.names import plain
 from rlexp.report import details
 from rlexp.report.found import Run
 from rlexp.sweep.results import METRIC, SEED, settings_of, short_names
@@ -57,11 +58,6 @@ def _short(directory: Path, roots: Sequence[Path]) -> str:
     if len(roots) == 1 and directory.is_relative_to(roots[0]) and directory != roots[0]:
         return plain(directory.relative_to(roots[0]))
     return plain(directory)
-
-
-def plain(value: object) -> str:
-    """Text that can be encoded, whatever bytes a name has."""
-    return os.fsencode(str(value)).decode(errors="backslashreplace") if value is not None else ""
 
 
 def detail(run: Run, address: Callable[[Run, str], str]) -> dict[str, Any]:

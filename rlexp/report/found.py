@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from rlexp.commands import ls
 from rlexp.config import ConfigError
 from rlexp.storage import store
 from rlexp.sweep.manifest import Entry
+from rlexp.written import data_of
 
-_LOADER = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # ten times as fast
 # What the line of a run is made of. Its metrics are looked at only while it has no summary.
 _FILES = ("environment.json", "config.yaml", "summary.json", "overrides.yaml")
 
@@ -45,7 +43,7 @@ class Finder:
                 )
             if not os.path.isdir(root):
                 raise ConfigError(f"report: {root!r} is no folder")
-        self.roots = [Path(os.path.abspath(root)) for root in roots]
+        self.roots = [Path(root) for root in dict.fromkeys(map(os.path.realpath, roots))]
         self.sweeps: list[Path] = []  # those of the last look
         self._known: dict[str, tuple[object, Run]] = {}
 
@@ -53,13 +51,12 @@ class Finder:
         """All of them, the oldest first. Reads files only of those that have changed since the last time."""
         locked = ls.locked_inodes()
         known, jobs = self._known, dict[str, tuple[Path, ls.SweepJob]]()
-        seen, self.sweeps = dict[str, set[str]](), []
-        for folder, names in (place for root in self.roots for place in ls.walk(str(root))):
-            if ls.holds_sweep(folder, names):
-                self.sweeps.append(Path(os.path.normpath(folder)))
-                jobs |= {place: (self.sweeps[-1], job) for place, job in ls.jobs_of(folder, locked).items()}
-            if "environment.json" in names:
-                seen[os.path.normpath(folder)] = names
+        # A root may lie in another one.
+        there = {os.path.normpath(folder): names for root in self.roots for folder, names in ls.walk(str(root))}
+        seen = {folder: names for folder, names in there.items() if "environment.json" in names}
+        self.sweeps = [Path(folder) for folder, names in there.items() if ls.holds_sweep(folder, names)]
+        for sweep in self.sweeps:
+            jobs |= {place: (sweep, job) for place, job in ls.jobs_of(str(sweep), locked).items()}
         self._known = {}
         for folder in dict.fromkeys([*seen, *jobs]):
             names, (sweep, job) = seen.get(folder), jobs.get(folder, (None, None))
@@ -97,13 +94,13 @@ def _is_locked(folder: str, locked: set[int]) -> bool:
         return False
 
 
-def _overrides(folder: str) -> list[str]:
-    """As `rundir.read_overrides`, which takes as long as all the rest of a run."""
+def overrides_in(folder: str | Path) -> list[str]:
+    """As `rundir.read_overrides`, which takes as long as all the rest of a run; none where they cannot be read."""
     try:
-        found = yaml.load((Path(folder) / "overrides.yaml").read_bytes(), Loader=_LOADER)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        found = data_of((Path(folder) / "overrides.yaml").read_bytes())
+        return [str(override) for override in found] if isinstance(found, list) else []
+    except (OSError, ValueError):
         return []
-    return [str(override) for override in found] if isinstance(found, list) else []
 
 
 def _run(folder: str, names: set[str] | None, sweep: Path | None, job: ls.SweepJob | None, locked: set[int]) -> Run:
@@ -112,7 +109,7 @@ def _run(folder: str, names: set[str] | None, sweep: Path | None, job: ls.SweepJ
     else:
         assert job is not None
         line = ls.not_begun(folder, job)
-    overrides = job.overrides if job else _overrides(folder)
+    overrides = job.overrides if job else overrides_in(folder)
     entry = Entry(
         number=job.number if job else 0,
         overrides=overrides,

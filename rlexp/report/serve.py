@@ -23,6 +23,7 @@ from typing import Any
 
 from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
+from rlexp.names import plain
 from rlexp.report import details, explorer
 from rlexp.report.found import Finder, Run, stamp_of
 from rlexp.sweep import report
@@ -162,7 +163,7 @@ def application(board: Board, token: str) -> Any:
         host = request.host.rpartition(":")[0] if request.host[-1:].isdigit() and ":" in request.host else request.host
         shown = request.query.get("token") if request.path == "/" else None
         given = shown or request.cookies.get(cookie, "")
-        if host not in _HOSTS or not secrets.compare_digest(given.encode(), token.encode()):
+        if host not in _HOSTS or not secrets.compare_digest(plain(given).encode(), token.encode()):
             return web.Response(status=403, text="403: give the whole address that was printed, with its token\n")
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, text="405: there is nothing to change here\n")
@@ -209,7 +210,8 @@ def application(board: Board, token: str) -> Any:
         return as_json(request, await asyncio.to_thread(board.curves, request.query.get("metric", ""), ids(request)))
 
     async def media(request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
+        # What was matched was made text, which the name of a file need not be.
+        name = os.fsdecode(urllib.parse.unquote_to_bytes(request.rel_url.raw_path.rpartition("/")[2]))
         if (path := await asyncio.to_thread(board.media, request.match_info["run"], name)) is None:
             raise web.HTTPNotFound
         return web.FileResponse(path, headers={"Content-Type": details.MEDIA[path.suffix]})
@@ -238,7 +240,7 @@ def application(board: Board, token: str) -> Any:
 def live_page(board: Board, index: dict[str, Any]) -> str:
     """The table and what stands below it, which asks for its data."""
     where = explorer.title(board.finder.roots)
-    places = html.escape(", ".join(explorer.plain(root) for root in board.finder.roots))
+    places = html.escape(", ".join(plain(root) for root in board.finder.roots))
     head = f"""<header>
 <h1>{where}</h1>
 <p class="muted">{places} · looked at every {_EVERY_S} s · <a href="report">the whole report, as of now</a></p>

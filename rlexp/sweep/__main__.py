@@ -28,6 +28,7 @@ from typing import Any
 from rlexp import endings, tables
 from rlexp.compose import is_ours
 from rlexp.config import ConfigError, load_module
+from rlexp.names import plain
 from rlexp.storage import rundir, store
 from rlexp.sweep import leaderboard, worker
 from rlexp.sweep.lineage import shown
@@ -53,11 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
         manifest = Manifest(directory)
         if chosen.what == "cancel":  # what costs ends first, whatever else is out of reach
             return _cancel(manifest, directory)
+        if chosen.what == "report":  # of what can be read
+            return _report(directory)
         worker.fold_all(directory, manifest)
         if chosen.what == "status":
             _print(manifest)
-        elif chosen.what == "report":
-            return _report(directory)
         elif chosen.what == "dashboard":
             return _dashboard(directory)
         elif chosen.what == "sync":
@@ -78,6 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _go_on(manifest: Manifest, directory: Path) -> None:
     """The same command line, in the same place. Does not return where it can be run."""
     command, cwd = _known(manifest, "command"), _known(manifest, "cwd")
+    if not isinstance(cwd, str):
+        raise ConfigError(f"{manifest.path}: somebody has changed 'cwd': expected a folder")
     many = {"-m", "--multirun"} & set(command)
     where = "hydra.sweep.dir" if many else "hydra.run.dir"  # else one job that was submitted
     again = [x for x in command if override_key(x) not in (where, "resume", "launcher.detach")]
@@ -92,7 +95,7 @@ def _go_on(manifest: Manifest, directory: Path) -> None:
 
 def _known(manifest: Manifest, name: str) -> Any:
     """What the sweep remembered when it began. Raises ConfigError where it was killed before."""
-    if (found := manifest.recall(name)) is None:
+    if (found := manifest.command() if name == "command" else manifest.recall(name)) is None:
         raise ConfigError(f"{manifest.path.parent}: this sweep had hardly begun; give its own command line again")
     return found
 
@@ -153,7 +156,7 @@ def _report(directory: Path) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write the report: {error}") from error
     print(*written.best, sep="\n")
-    print(f"{written.page}, tables in {written.tables[0].parent}/")
+    print(plain(f"{written.page}, tables in {written.tables[0].parent}/"))
     return 0
 
 

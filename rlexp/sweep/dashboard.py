@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rlexp.config import ConfigError
 from rlexp.loggers import jsonl, views
-from rlexp.loggers.base import flat, is_finite
+from rlexp.loggers.base import flat
 from rlexp.names import algorithm, environment
 from rlexp.storage import rundir
 from rlexp.sweep.lineage import GENERATION, PARENT, PREFIX
@@ -127,10 +127,10 @@ def _facts(results: Results, home: Home) -> Facts:
 def _metrics(run_dir: Path) -> list[str]:
     """Those that have a number somewhere; none of a run whose lines cannot be read, of which `gather` tells."""
     try:
-        rows = jsonl.read(run_dir / jsonl.NAME)
-    except ValueError:
+        rows = jsonl.numbers(run_dir / jsonl.NAME)
+    except (OSError, ValueError):
         return []
-    return list(dict.fromkeys(name for row in rows for name, value in row.items() if is_finite(value)))
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _columns(swept: Sequence[str], sampled: Sequence[Configuration], configs: Sequence[dict]) -> dict[str, str]:

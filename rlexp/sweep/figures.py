@@ -136,7 +136,7 @@ def schedule(population: Population, key: str) -> go.Figure:
     bold = go.Scatter(x=steps, y=values, mode="lines", line={"color": _COLORS[1], "width": 3}, hovertemplate=told)
     figure = go.Figure([each.update(showlegend=False), bold.update(showlegend=False)])
     _lay_out(figure, height=260)
-    log = spans_decades(sorted({s.values[key] for s in drawn}))
+    log = bool(drawn) and spans_decades([float(s.values[key]) for s in drawn])
     figure.update_xaxes(title_text="environment steps", tickformat="~s", nticks=7, tickangle=0)
     figure.update_yaxes(title_text=_short(key), type="log" if log else "linear", exponentformat="power")
     return figure
@@ -164,7 +164,7 @@ def _lines(population: Population, drawn: Sequence[Stretch], *, copied: bool = F
         if not copied:
             x += [there, s.end, None]
             y += [population.lane(s.member)] * 2 + [None]
-        elif is_copy:
+        elif is_copy and s.parent is not None:
             x += [s.begin, there, None]
             y += [population.lane(s.parent), population.lane(s.member), None]
     return {"x": x, "y": y, "mode": "lines", "hoverinfo": "skip", "showlegend": False}

@@ -79,6 +79,12 @@ def read(path: Path, offset: int) -> Iterator[tuple[int, bool, dict[int, dict[st
         offset += len(line)
         try:
             again, outcomes = json.loads(line)
-        except ValueError:  # half a line of a process that was killed, or the end of it
+            found = {int(n): dict(values) for n, values in outcomes.items()}
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):  # half a line of a process that was killed, or its end
             continue
-        yield offset, again, {int(n): values for n, values in outcomes.items()}
+        yield offset, bool(again), found

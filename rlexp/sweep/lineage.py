@@ -4,15 +4,15 @@ A member of `sweeper=pbt` is a slot of the pack; what trains in it from one exch
 `sweeper=tournament` is a pod, which is one stretch; its generation is how many pods led to it.
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import yaml
 
 from rlexp.loggers import jsonl
 from rlexp.overrides import override_key
 from rlexp.sweep.manifest import Entry
+from rlexp.written import data_of
 
 PREFIX = "population"  # of what is told of a member in its lines
 GENERATION, PARENT = f"{PREFIX}/generation", f"{PREFIX}/parent"
@@ -27,7 +27,7 @@ class Stretch(NamedTuple):
     generation: int
     begin: int  # environment steps
     end: int  # of its last line so far
-    parent: int  # whose copy it began as; its own number: it went on as it was
+    parent: int | None  # whose copy it began as; its own number: it went on as it was; None: one that is not here
     objective: float | None  # of its last evaluation
     values: dict[str, float]  # {key: value} of the parameters
 
@@ -36,7 +36,7 @@ class Population(NamedTuple):
     """As it stands; a member of which no line can be read has no stretches."""
 
     number: int  # in the sweep
-    jobs: list[Entry]  # its members
+    jobs: dict[int, Entry]  # {number in the population: member}: some of them, where they were copied out of it
     keys: list[str]  # the parameters
     stretches: dict[tuple[int, int], Stretch]  # by generation and member
     pods: int | None = None  # of a tournament: so many of each age
@@ -61,7 +61,9 @@ class Population(NamedTuple):
             if stretch is None:
                 break
             line.append(stretch)
-            member = stretch.parent if generation else member
+            if not generation or stretch.parent is None:
+                break
+            member = stretch.parent
         return line[::-1]
 
     def lane(self, member: int) -> int:
@@ -76,17 +78,19 @@ class Population(NamedTuple):
 
 def populations(directory: Path, jobs: Sequence[Entry]) -> list[Population]:
     """Those of a sweep, by their numbers. A member whose lines cannot be read is left out: its curve was told of."""
-    members: dict[int, list[Entry]] = {}
+    members: dict[int, dict[int, Entry]] = {}
+    pods: dict[int, int | None] = {}
     for job in jobs:
-        if given := _given(job.overrides):
-            members.setdefault(given["number"], []).append(job)
+        if place := _place(job.overrides):
+            members.setdefault(place.population, {})[place.member] = job
+            pods[place.population] = place.size if is_pod(job.overrides) else None
     return [
         Population(
             number,
             its,
-            sorted(searched(its[0].overrides)),
+            sorted(set[str]().union(*(searched(job.overrides) for job in its.values()))),
             _stretches(directory, its),
-            _given(its[0].overrides)["population"] if is_pod(its[0].overrides) else None,
+            pods[number],
         )
         for number, its in sorted(members.items())
     ]
@@ -112,24 +116,18 @@ def is_pod(overrides: Iterable[str]) -> bool:
 def counted(jobs: Sequence[Entry]) -> list[Entry]:
     """Those of one sweep whose objectives say what came of them all: of each of its tournaments the pods of the oldest age of
     which some have finished."""
-    found: dict[int, list[Entry]] = {}
+    found: dict[int, dict[int, list[Entry]]] = {}
     for job in jobs:
         if not is_pod(job.overrides):
             return list(jobs)
-        found.setdefault(_given(job.overrides)["number"], []).append(job)
+        if place := _place(job.overrides):
+            ages = found.setdefault(place.population, {})
+            ages.setdefault(place.member // place.size, []).append(job)
     out = []
-    for pods in found.values():
-        given, ages = _given(pods[0].overrides), dict[int, list[Entry]]()
-        for job in pods:
-            ages.setdefault((_seed(job) - given["first_seed"]) // given["population"], []).append(job)
+    for ages in found.values():
         finished = [age for age, its in ages.items() if any(job.status == "finished" for job in its)]
         out += ages[max(finished, default=min(ages))]
     return out
-
-
-def _seed(job: Entry) -> int:
-    """Of a pod, which is its number from that of the first one on."""
-    return next(int(o.partition("=")[2]) for o in job.overrides if override_key(o) == "seed")
 
 
 def shown(overrides: Sequence[str]) -> list[str]:
@@ -142,32 +140,57 @@ def shown(overrides: Sequence[str]) -> list[str]:
 
 def searched(overrides: Sequence[str]) -> set[str]:
     """The keys that a member has a value for only at first; none of a job that is no member."""
+    space = _given(overrides).get("between.space")
+    found = [one.get("key") for one in space if isinstance(one, dict)] if isinstance(space, list) else []
+    return {key for key in found if isinstance(key, str)}
+
+
+class _Place(NamedTuple):
+    """Of a member, by its seed: the job's number is another one in a sweep of several, and where it was copied out of its sweep."""
+
+    population: int
+    member: int
+    size: int  # of a tournament: pods of an age
+
+
+def _place(overrides: Sequence[str]) -> _Place | None:
+    """None for a job that is no member, or does not say which."""
     given = _given(overrides)
-    return {parameter["key"] for parameter in given["space"]} if given else set()
+    first = given.get("between.first_seed" if is_pod(overrides) else "between.seed")
+    seed, number, size = (given.get(key) for key in ("seed", "between.number", "between.population"))
+    if not (isinstance(first, int) and isinstance(seed, int) and isinstance(number, int) and isinstance(size, int)):
+        return None
+    return _Place(number, (seed - first) % 2**31, size) if size > 0 else None
 
 
 def _given(overrides: Sequence[str]) -> dict[str, Any]:
-    """{key: value} of `between`; empty for a job that is no member."""
-    if not is_population(overrides):
-        return {}
-    own = [o for o in overrides if override_key(o).startswith("between.")]
-    return {override_key(o).partition(".")[2]: yaml.safe_load(o.partition("=")[2]) for o in own}
-
-
-def _stretches(directory: Path, jobs: Sequence[Entry]) -> dict[tuple[int, int], Stretch]:
+    """{key: value} of `between` and the seed, as far as they can be read; empty for a job that is no member."""
     found = {}
-    for member, job in enumerate(jobs):
+    for override in overrides if is_population(overrides) else ():
+        if (key := override_key(override)) == "seed" or key.startswith("between."):
+            with contextlib.suppress(ValueError):
+                found[key] = data_of(override.partition("=")[2])
+    return found
+
+
+def _stretches(directory: Path, jobs: Mapping[int, Entry]) -> dict[tuple[int, int], Stretch]:
+    found = {}
+    for member, job in jobs.items():
         try:
-            lines = [line for line in jsonl.read(directory / job.dir / jsonl.NAME) if GENERATION in line]
-        except ValueError:
+            lines = jsonl.numbers(directory / job.dir / jsonl.NAME)
+        except (OSError, ValueError):
             continue
         begin = 0
         for line in lines:
-            at = (int(line[GENERATION]), member)
+            steps = int(line["env_steps"])
+            generation, parent = line.get(GENERATION, -1), line.get(PARENT)
+            if generation != int(generation) or not 0 <= generation <= steps:  # each takes a step
+                continue
+            at = (int(generation), member)
             before = found.get(at)
             if before is None and at[0]:
                 # Of a pod it is where its leader ended, of which more is known when all lines have been read.
-                begin = found[at[0] - 1, member].end if (at[0] - 1, member) in found else line["env_steps"]
+                begin = found[at[0] - 1, member].end if (at[0] - 1, member) in found else steps
             objective = line.get(_RETURN)
             values = {
                 name.removeprefix(f"{PREFIX}/"): x
@@ -175,6 +198,14 @@ def _stretches(directory: Path, jobs: Sequence[Entry]) -> dict[tuple[int, int], 
                 if name.startswith(f"{PREFIX}/") and name not in (GENERATION, PARENT)
             }
             objective = before.objective if objective is None and before else objective
-            found[at] = Stretch(member, at[0], begin, line["env_steps"], int(line[PARENT]), objective, values)
+            found[at] = Stretch(
+                member,
+                at[0],
+                begin,
+                steps,
+                int(parent) if parent is not None and parent in jobs else None,
+                objective,
+                values,
+            )
     ends = {(g + 1, member): s.end for (g, member), s in found.items()}
     return {at: s._replace(begin=ends.get((s.generation, s.parent), s.begin)) for at, s in found.items()}

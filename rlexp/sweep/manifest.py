@@ -8,7 +8,7 @@ import os
 import platform
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from rlexp.sweep.journal import OVER as OVER
 
 NAME = "sweep.sqlite"
 
-_OF_THE_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
+_OF_THE_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY)
 _TABLES = """
 create table if not exists jobs (
     number integer primary key,
@@ -73,14 +73,9 @@ class Manifest:
     def __init__(self, directory: Path):
         """Raises ConfigError where there is a file of this name that is not such a manifest."""
         self.path = directory / NAME
-        try:
-            with self._opened() as connection:
-                connection.executescript(_TABLES)
-                columns = [name for _, name, *_ in connection.execute("pragma table_info(jobs)")]
-        except sqlite3.DatabaseError as error:
-            raise ConfigError(
-                f"{self.path}: this is not the manifest of a sweep, or cannot be read: {error}"
-            ) from error
+        with self._opened() as connection:
+            connection.executescript(_TABLES)
+            columns = [name for _, name, *_ in connection.execute("pragma table_info(jobs)")]
         if missing := set(Entry._fields).difference(columns):
             raise ConfigError(
                 f"{self.path}: another version of rlexp made this; it has no {', '.join(sorted(missing))}"
@@ -88,14 +83,22 @@ class Manifest:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one piece of work, so that none is left open; each statement is a transaction of its own."""
+        """A connection for one piece of work, so that none is left open; each statement is a transaction of its own.
+
+        Raises:
+          OSError: the disk is full or fails, or another process writes for half a minute.
+          ConfigError: the file is damaged, or what was to be written is nothing that can stand in it.
+        """
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as connection:
+                connection.text_factory = lambda text: text.decode(errors="replace")
                 yield connection
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in _OF_THE_DISK:
+        except (sqlite3.DatabaseError, OverflowError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
                 raise OSError(f"{self.path} cannot be written: {error}") from error
-            raise
+            raise ConfigError(
+                f"{self.path}: this is not the manifest of a sweep, or cannot be read: {error}"
+            ) from error
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -109,9 +112,16 @@ class Manifest:
         with self._opened() as connection:
             return connection.execute(statement, values).fetchall()
 
-    def jobs(self) -> list[Entry]:
-        """All of them, by number."""
-        return self._read("order by number")
+    def jobs(self, damaged: Callable[[ConfigError], None] | None = None) -> list[Entry]:
+        """All of them, by number.
+
+        Args:
+          damaged: is told of what is no job, which is then left out.
+
+        Raises:
+          ConfigError: of what is no job, where nobody is told.
+        """
+        return self._read("order by number", damaged=damaged)
 
     def add(self, number: int, overrides: Sequence[str], run_dir: str | None = None, *, fingerprint: str = "") -> Entry:
         """A job, as it is known, or new and pending.
@@ -147,9 +157,17 @@ class Manifest:
             *(number, json.dumps(list(overrides)), fingerprint, run_dir, time.time()),
         )
 
-    def _read(self, which: str, *values: object) -> list[Entry]:
-        rows = self._execute(f"select {', '.join(Entry._fields)} from jobs {which}", *values)
-        return [Entry(*row)._replace(overrides=json.loads(row[1])) for row in rows]
+    def _read(self, which: str, *values: object, damaged: Callable[[ConfigError], None] | None = None) -> list[Entry]:
+        found = []
+        for row in self._execute(f"select {', '.join(Entry._fields)} from jobs {which}", *values):
+            try:
+                found.append(_entry(row))
+            except ValueError as error:
+                told = ConfigError(f"{self.path}: somebody has changed job {row[0]}: {error}")
+                if damaged is None:
+                    raise told from error
+                damaged(told)
+        return found
 
     def change(self, numbers: Sequence[int], *, again: bool = False, **values: object) -> None:
         """Sets columns of some jobs, of all or none; `again` counts an attempt."""
@@ -164,7 +182,9 @@ class Manifest:
         """Takes over what a journal says and is not known yet; gives the jobs that changed, as they are now."""
         name, changed = f"journal {path.name}", set[int]()
         with self._transaction() as connection:
-            offset = _recall(connection, name) or 0
+            offset = self._recall(connection, name) or 0
+            if not isinstance(offset, int) or offset < 0:
+                raise ConfigError(f"{self.path}: somebody has changed what it knows of {name!r}: expected a count")
             for end, again, outcomes in journal.read(path, offset):
                 _set(connection, outcomes, again)
                 changed.update(outcomes)
@@ -229,20 +249,60 @@ class Manifest:
     def recall(self, name: str) -> Any:
         """None where it is not known."""
         with self._opened() as connection:
-            return _recall(connection, name)
+            return self._recall(connection, name)
+
+    def command(self) -> list[str] | None:
+        """The sweep's, after `python -m rlexp`; None where it is not known. Raises ConfigError where it is no list of words."""
+        found = self.recall("command")
+        if found is not None and not _are_words(found):
+            raise ConfigError(f"{self.path}: somebody has changed 'command': expected a list of words")
+        return found
 
     def recall_all(self, prefix: str) -> dict[str, Any]:
         """{the rest of the name: fact} of all whose names begin so."""
         rows = self._execute("select name, value from sweep where name like ?", prefix + "%")
-        return {name.removeprefix(prefix): json.loads(value) for name, value in rows}
+        return {name.removeprefix(prefix): self._fact(name, value) for name, value in rows}
+
+    def _recall(self, connection: sqlite3.Connection, name: str) -> Any:
+        row = connection.execute("select value from sweep where name = ?", (name,)).fetchone()
+        return self._fact(name, row[0]) if row else None
+
+    def _fact(self, name: str, value: Any) -> Any:
+        try:
+            return json.loads(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{self.path}: somebody has changed {name!r}: {value!r:.80} is no JSON") from error
 
 
 _REMEMBER = "insert or replace into sweep values (?, ?)"
 
 
-def _recall(connection: sqlite3.Connection, name: str) -> Any:
-    row = connection.execute("select value from sweep where name = ?", (name,)).fetchone()
-    return json.loads(row[0]) if row else None
+_COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(("fingerprint", "dir", "pack", "status"), str),
+    **dict.fromkeys(("number", "attempt"), int),
+    **dict.fromkeys(("run_id", "error"), str | None),
+    "objective": float | int | None,
+}
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    """Raises ValueError: SQLite keeps anything in any column."""
+    entry = Entry(*row)
+    for name, kinds in _COLUMNS.items():
+        value = getattr(entry, name)
+        if not isinstance(value, kinds) or (name == "dir" and "\0" in value):
+            raise ValueError(f"{name} {value!r:.80} is not allowed")
+    try:
+        overrides = json.loads(row[1])
+    except (TypeError, ValueError, RecursionError):
+        overrides = None
+    if not _are_words(overrides):
+        raise ValueError(f"overrides {row[1]!r:.80} are not allowed; expected a list of words, as JSON")
+    return entry._replace(overrides=overrides)
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def _set(connection: sqlite3.Connection, outcomes: Mapping[int, Mapping[str, object]], again: bool) -> None:

@@ -21,6 +21,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from rlexp.config import ConfigError
+from rlexp.names import plain
 from rlexp.overrides import override_key
 from rlexp.report import explorer
 from rlexp.report.found import Finder, Run
@@ -48,6 +49,7 @@ from rlexp.sweep.statistics import CONFIDENCE, NUM_RESAMPLES
 NAME = "report.html"
 TABLES = "report"  # the folder of the CSV files
 _MARK = '<meta name="generator" content="rlexp">'  # such a page may be replaced
+_OURS = ".rlexp"  # a file in the folder of tables, which may be replaced too
 # Plotly's own button for "upload to the cloud" is on unless it is switched off; a report stays where it is.
 _CONFIG = {
     "displaylogo": False,
@@ -67,9 +69,14 @@ class Report(NamedTuple):
 
 
 def write(directory: Path) -> Report:
-    """Writes a sweep's page and tables into its directory, as the sweep stands now."""
+    """Writes a sweep's page and tables into its directory, as the sweep stands now.
+
+    Raises:
+      ConfigError: its manifest cannot be read, or the directory has a page of somebody else's.
+    """
     finder = Finder([str(directory)])
     (root,) = finder.roots  # whose name is that by which its runs know it
+    _fold(root)
     return _written(gather(root), [run for run in finder.runs() if run.sweep == root], [root])
 
 
@@ -83,18 +90,14 @@ def write_all(roots: Sequence[str], directory: Path) -> Report:
     runs = finder.runs()
     if not runs and not finder.sweeps:
         raise ConfigError(f"report: there is no run below {', '.join(map(repr, roots))}")
-    page = directory / NAME
-    if (page.exists() and _MARK not in page.read_text(errors="replace")) or (
-        (directory / TABLES).exists() and not page.exists()
-    ):
-        raise ConfigError(
-            f"--out: {str(directory)!r} has a {NAME} or {TABLES}/ that is no report; give another directory"
-        )
-    directory.mkdir(parents=True, exist_ok=True)
     for sweep in finder.sweeps:
-        with contextlib.suppress(OSError, ConfigError):  # what cannot be written is read as it is
-            worker.fold_all(sweep, Manifest(sweep))
+        _fold(sweep)
     return _written(combined(directory, list(_origins(finder.sweeps, runs))), runs, finder.roots)
+
+
+def _fold(sweep: Path) -> None:
+    with contextlib.suppress(OSError, ConfigError):  # what cannot be written is read as it is
+        worker.fold_all(sweep, Manifest(sweep))
 
 
 def rendered(finder: Finder, runs: Sequence[Run], address: Callable[[Run, str], str]) -> str:
@@ -105,13 +108,15 @@ def rendered(finder: Finder, runs: Sequence[Run], address: Callable[[Run, str], 
 
 def _origins(sweeps: Sequence[Path], runs: Sequence[Run]) -> Iterator[Origin]:
     """A run by itself is known by what it has left."""
+    alone: set[Path | None] = {None}
     for sweep in sweeps:
         try:
             yield origin_of(sweep)
-        except ConfigError as error:
+        except (OSError, ConfigError) as error:
             print(f"rlexp.report: {error}; its runs count as such by themselves", file=sys.stderr)
+            alone.add(sweep)
     for run in runs:
-        if run.sweep is None and run.trains:
+        if run.sweep in alone and run.trains:
             files = [o for o in run.entry.overrides if override_key(o) == "hydra.searchpath"]
             yield Origin(
                 run.directory, [run.entry], files, run.directory, False, run.line.environment, run.line.algorithm
@@ -119,12 +124,27 @@ def _origins(sweeps: Sequence[Path], runs: Sequence[Run]) -> Iterator[Origin]:
 
 
 def _written(results: Results, runs: Sequence[Run], roots: Sequence[Path]) -> Report:
-    directory = results.directory
-    tables = write_tables(results, directory / TABLES)
-    draft = directory / f".{NAME}.tmp"
-    draft.write_text(_page(results, explorer.whole(runs, roots, explorer.beside(directory / NAME))), encoding="utf-8")
-    os.replace(draft, directory / NAME)  # a browser never sees half a page
-    return Report(directory / NAME, tables, _told(results))
+    """Raises ConfigError where there is a page or a folder of this name that is somebody else's."""
+    page, tables = results.directory / NAME, results.directory / TABLES
+    if (os.path.lexists(page) and not _is_ours(page)) or (
+        os.path.lexists(tables) and not os.path.lexists(page) and not (tables / _OURS).is_file()
+    ):
+        raise ConfigError(
+            f"report: {str(page.parent)!r} has a {NAME} or {TABLES}/ that is no report; move it, or give another directory as "
+            "--out of python -m rlexp.report"
+        )
+    page.parent.mkdir(parents=True, exist_ok=True)
+    draft = page.with_name(f".{NAME}.tmp")
+    draft.write_text(_page(results, explorer.whole(runs, roots, explorer.beside(page))), encoding="utf-8")
+    os.replace(draft, page)  # a browser never sees half a page; it comes first, since it says whose the tables are
+    return Report(page, write_tables(results, tables, _OURS), _told(results))
+
+
+def _is_ours(page: Path) -> bool:
+    if not page.is_file():
+        return False
+    with page.open("rb") as file:
+        return _MARK.encode() in file.read(1 << 12)
 
 
 def _told(results: Results) -> list[str]:
@@ -139,7 +159,7 @@ def _told(results: Results) -> list[str]:
                 f"{environment}: best is {label(best, results.swept)}, {_result(best)}",
                 f"    {reproduce(results, best)}",
             ]
-    return lines or ["there is no job yet"]
+    return list(map(plain, lines)) or ["there is no job yet"]
 
 
 def _result(c: Configuration) -> str:
@@ -177,6 +197,7 @@ def document(title: str, body: str, script: str, *, plotly: str = "") -> str:
     Args:
       plotly: where Plotly's script is to be had; by default it is in the page.
     """
+    body = plain(body)
     plots = f'<script src="{plotly}"></script>' if plotly else f"<script>{get_plotlyjs()}</script>"
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -185,7 +206,7 @@ def document(title: str, body: str, script: str, *, plotly: str = "") -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 {_MARK}
 <link rel="icon" href="data:,">
-<title>{title}</title>
+<title>{plain(title)}</title>
 <style>
 {_own("css")}{explorer.style()}</style>
 {plots}
@@ -299,7 +320,7 @@ def _population(population: Population) -> str:
     title = f"Population {number}" if population.pods is None else f"Tournament {number}"
     if best is None:
         return _section(title, "No member has been evaluated yet.", "")
-    lines = [population.ancestry(member) for member in range(len(population.jobs))]
+    lines = [population.ancestry(member) for member in population.jobs]
     alive = {line[0].member for line in lines if line}
     text = (
         f"{len(population.jobs)} members, {population.num_generations - 1} exchanges, {len(copies)} copied; what is there now "

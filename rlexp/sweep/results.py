@@ -4,14 +4,16 @@ A configuration is what a job was given, without the seed: jobs that differ in t
 the manifest and from what runs have written so far, so it can be had at any time.
 """
 
+import contextlib
 import csv
 import math
+import os
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -19,13 +21,13 @@ from jaxtyping import Int
 from rlexp.config import ConfigError
 from rlexp.hydra_internals import get_args_parser
 from rlexp.loggers import jsonl
-from rlexp.names import algorithm
+from rlexp.names import algorithm, plain
 from rlexp.names import environment as environment_name
 from rlexp.overrides import override_key
-from rlexp.storage import rundir
 from rlexp.sweep.lineage import Population, counted, is_population, populations, searched, shown
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric
+from rlexp.written import data_of
 
 METRIC = "eval/return_mean"
 SEED = "seed"
@@ -102,9 +104,10 @@ def gather(directory: Path) -> Results:
 
 
 def origin_of(directory: Path) -> Origin:
-    """A sweep. Raises ConfigError where its manifest cannot be read."""
+    """A sweep; jobs that somebody has changed are told and left out. Raises ConfigError where its manifest cannot be read."""
     command, place = started(directory)
-    return Origin(directory=directory, jobs=Manifest(directory).jobs(), command=command, place=place)
+    jobs = Manifest(directory).jobs(lambda error: print(f"rlexp.sweep: {error}; it is left out", file=sys.stderr))
+    return Origin(directory=directory, jobs=jobs, command=command, place=place)
 
 
 def started(directory: Path) -> tuple[list[str], Path]:
@@ -112,9 +115,14 @@ def started(directory: Path) -> tuple[list[str], Path]:
 
     Raises ConfigError where its manifest cannot be read.
     """
-    manifest = Manifest(directory)
-    command, place = manifest.recall("command"), manifest.recall("cwd")
-    return command if isinstance(command, list) else [], Path(place) if isinstance(place, str) else directory
+    manifest, command, place = Manifest(directory), list[str](), directory
+    with contextlib.suppress(ConfigError, SystemExit), open(os.devnull, "w") as nobody:
+        with contextlib.redirect_stdout(nobody), contextlib.redirect_stderr(nobody):
+            get_args_parser().parse_args(known := manifest.command() or [])
+        command = known
+    with contextlib.suppress(ConfigError):
+        place = Path(found) if isinstance(found := manifest.recall("cwd"), str) else directory
+    return command, place
 
 
 def combined(directory: Path, origins: Sequence[Origin]) -> Results:
@@ -168,7 +176,7 @@ def _all_populations(origins: Sequence[Origin]) -> list[Population]:
 
 def settings_of(job: Entry) -> dict[str, str]:
     """{key: value} of a job's overrides: what it is, wherever it runs and however it was searched."""
-    return {override_key(o): o.partition("=")[2] for o in _own(job)}
+    return {plain(override_key(o)): plain(o.partition("=")[2]) for o in _own(job)}
 
 
 def last_line(text: str | None) -> str:
@@ -227,9 +235,10 @@ def again(command: Sequence[str], place: Path, settings: Mapping[str, str]) -> s
     return shlex.join(["python", "-m", "rlexp", "-m", *own_files, *searched_in, *own])
 
 
-def write_tables(results: Results, folder: Path) -> list[Path]:
-    """All tables as CSV, in a folder of their own; gives the files."""
+def write_tables(results: Results, folder: Path, mark: str) -> list[Path]:
+    """All tables as CSV, in a folder of their own with an empty file that marks it; gives the tables."""
     folder.mkdir(exist_ok=True)
+    (folder / mark).touch()
     tables = {
         "configurations": _configurations_table(results),
         "curves": _curves_table(results),
@@ -240,7 +249,7 @@ def write_tables(results: Results, folder: Path) -> list[Path]:
     if results.populations:
         tables["populations"] = _populations_table(results)
     for name, rows in tables.items():
-        with (folder / f"{name}.csv").open("w", newline="") as file:
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             csv.writer(file).writerows(rows)
     return [folder / f"{name}.csv" for name in tables]
 
@@ -250,7 +259,7 @@ def _configuration(directory: Path, environment: str, origins: Sequence[list[Ent
     jobs = [job for own in origins for job in own]
     settings = {key: value for key, value in settings_of(jobs[0]).items() if key != SEED}
     ended = [job for own in origins for job in counted(own) if job.status == "finished"]
-    objectives = [job.objective for job in ended if job.objective is not None and math.isfinite(job.objective)]
+    objectives = [job.objective for job in ended if job.objective is not None and abs(job.objective) < jsonl.LARGEST]
     objective = estimate(np.asarray(objectives)) if objectives else None
     curve = _curve([_points(directory / job.dir / jsonl.NAME) for job in jobs if job.status != "failed"])
     return Configuration(0, environment, settings, jobs, objectives, objective, curve)
@@ -259,11 +268,11 @@ def _configuration(directory: Path, environment: str, origins: Sequence[list[Ent
 def _points(path: Path) -> dict[int, float]:
     """{env_steps: evaluation return} of a run, as far as it has come."""
     try:
-        rows = jsonl.read(path)
-    except ValueError as error:
+        rows = jsonl.numbers(path)
+    except (OSError, ValueError) as error:
         print(f"rlexp.sweep: {error}; its curve is left out", file=sys.stderr)
         return {}
-    return {row["env_steps"]: float(row[METRIC]) for row in rows if row.get(METRIC) is not None}
+    return {int(row["env_steps"]): float(row[METRIC]) for row in rows if METRIC in row}
 
 
 def _curve(runs: Sequence[Mapping[int, float]]) -> Curve | None:
@@ -318,9 +327,14 @@ def _environments(origin: Origin) -> dict[tuple[str, ...], str]:
 
 
 def _environment(run_dir: Path) -> str | None:
+    return environment_name(_config(run_dir)) or None
+
+
+def _config(run_dir: Path) -> Any:
+    """None where it cannot be read."""
     try:
-        return environment_name(rundir.read_yaml(run_dir / "config.yaml")) or None
-    except ConfigError:
+        return data_of((run_dir / "config.yaml").read_bytes())
+    except (OSError, ValueError):
         return None
 
 
@@ -332,10 +346,8 @@ def _algorithm(origin: Origin) -> str | None:
     if len(chosen - {None}) > 1:
         return ""
     for job in origin.jobs:
-        try:
-            return algorithm(rundir.read_yaml(origin.directory / job.dir / "config.yaml"))
-        except ConfigError:
-            continue
+        if (config := _config(origin.directory / job.dir)) is not None:
+            return algorithm(config)
     return None
 
 
@@ -416,7 +428,8 @@ def _populations_table(results: Results) -> Rows:
     yield ("population", "job", "generation", "begin", "end", "parent", METRIC, *keys)
     for p in results.populations:
         for _, s in sorted(p.stretches.items()):
-            which = (p.number, p.jobs[s.member].number, s.generation, s.begin, s.end, p.jobs[s.parent].number)
+            parent = None if s.parent is None else p.jobs[s.parent].number
+            which = (p.number, p.jobs[s.member].number, s.generation, s.begin, s.end, parent)
             yield (*which, s.objective, *(s.values.get(key) for key in keys))
 
 

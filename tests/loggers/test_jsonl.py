@@ -116,7 +116,14 @@ def test_a_new_run_starts_anew_and_a_resumed_one_goes_on(tmp_path):
         assert jsonl.read(path) == rows(0, 10)
 
 
-@pytest.mark.parametrize("bad", [b"\x00\x00\n", b"{}\n", b"[1]\n", b'{"env_steps": 1\n'])
+BAD = (b"null", b"true", b'"9"', b"-1", b"1.5", b"[]", b"1" + b"0" * 19)  # as env_steps
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"\x00\x00\n", b"{}\n", b"[1]\n", b'{"env_steps": 1\n', b"[" * 100_000 + b"\n"]
+    + [b'{"env_steps": %s}\n' % value for value in BAD],
+)
 def test_a_broken_line_in_the_middle_is_named(tmp_path, bad):
     path = tmp_path / "m"
     write(path, rows(10, 20))

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,13 +15,13 @@ import pytest
 from browser import in_chromium
 from hypothesis import strategies as st
 from made_up_sweep import made_up
-from many_runs import alone, some
+from many_runs import a_picture, alone, some
 
 from rlexp.report import details, explorer
 from rlexp.report.__main__ import main
 from rlexp.report.found import Finder
 from rlexp.sweep import __main__ as sweep
-from rlexp.sweep import report
+from rlexp.sweep import report, results
 from rlexp.sweep.statistics import estimate
 
 
@@ -116,6 +117,65 @@ def test_populations_and_sweeps_keep_apart(tmp_path):
     for name in ("one", "two"):
         assert f"--config-dir {tmp_path}/{name}/{name}" in commands[name] and f"x={name}" in commands[name]
     assert written.page == tmp_path / "report.html"
+
+
+@pytest.mark.parametrize("given", ["s s", "s link", "s/ ./s", ". s", "s .", "link .", "s/0 . s"])
+def test_what_lies_below_several_roots_is_there_once(given, tmp_path, monkeypatch):
+    directory = made_up(tmp_path / "s", [(f"a={i % 2} seed={i}", float(i)) for i in range(4)])
+    alone(directory / "0/alone", ["a=9", "seed=9"], 9.0)
+    (tmp_path / "link").symlink_to(directory)
+    monkeypatch.chdir(tmp_path)
+    assert main([*given.split(), "--out", "out"]) == 0
+    with (tmp_path / "out/report/configurations.csv").open(newline="") as file:
+        assert sorted((row["a"], row["jobs"], row["counted"]) for row in csv.DictReader(file)) == [
+            ("0", "2", "2"),
+            ("1", "2", "2"),
+            ("9", "1", "1"),
+        ]
+    assert len(data_of(tmp_path / "out/report.html")["runs"]) == 5
+
+
+@pytest.mark.parametrize("theirs", ["report.html", "report/curves.csv"])
+@pytest.mark.parametrize("line", ["report s", "report --out s s", "report --out s s .", "sweep report s"])
+def test_what_somebody_else_made_stays(theirs, line, tmp_path, monkeypatch, capsys):
+    directory = made_up(tmp_path / "s", [("a=1", 1.0)])
+    (directory / theirs).parent.mkdir(exist_ok=True)
+    (directory / theirs).write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(directory.rglob("*"))
+    program, *arguments = line.split()
+    assert {"report": main, "sweep": sweep.main}[program](arguments) == 2
+    assert "has a report.html or report/ that is no report" in capsys.readouterr().err
+    assert (directory / theirs).read_text() == "mine" and sorted(directory.rglob("*")) == before
+
+
+@pytest.mark.parametrize("dies_in", ["_configurations_table", "_importance_table"])
+def test_a_report_that_was_cut_off_is_made_anew(dies_in, tmp_path, monkeypatch):
+    """So is one whose page or tables somebody has removed."""
+    directory = made_up(tmp_path / "s", [("a=1", 1.0)])
+    again = [str(directory), "--out", str(directory)]
+    with monkeypatch.context() as patch:
+        patch.setattr(results, dies_in, None)
+        with pytest.raises(TypeError):
+            report.write_all([str(directory)], directory)
+    assert main(again) == 0
+    (directory / "report.html").unlink()
+    assert main(again) == 0
+    shutil.rmtree(directory / "report")
+    assert main(again) == 0
+
+
+@pytest.mark.parametrize("name", ["nu\udcff\udcfe", "\udce9", "a\n<b>"])
+def test_a_name_may_be_of_any_bytes(name, tmp_path, capsys):
+    directory = made_up(tmp_path / name, [("a=1", 1.0), ("a=2", "Diverged")])
+    (directory / "0/environment.json").write_text("{}")
+    (directory / f"0/x{name}.png").write_bytes(a_picture())
+    for given in ([str(directory)], [str(directory), "--out", str(tmp_path / f"out{name}")], [str(tmp_path)]):
+        assert main(given) == 0
+    assert sweep.main(["report", str(directory)]) == 0
+    rows = {row["status"]: row["sweep"] for row in data_of(tmp_path / "report.html")["runs"]}
+    assert rows == dict.fromkeys(("finished", "failed"), explorer.plain(name))
+    assert capsys.readouterr().out.isascii()
 
 
 @pytest.mark.parametrize(

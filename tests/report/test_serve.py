@@ -7,13 +7,14 @@ import json
 import os
 import sqlite3
 import threading
+import urllib.parse
 from collections import Counter
 from contextlib import closing, contextmanager
 
 import pytest
 from browser import in_chromium
 from made_up_sweep import made_up
-from many_runs import alone, some
+from many_runs import a_picture, alone, some
 
 from rlexp.commands import ls
 from rlexp.report import details, serve
@@ -134,6 +135,26 @@ def test_pictures_and_nothing_else(root, tmp_path):
             "x/curve.png",
         ):
             assert asked(port, f"/media/{path}")[0] == 404, path
+
+
+@pytest.mark.parametrize("name", ["x\udcff.png", "\u00e9 %41+.png", "a#b?c&.png", "%ff.png"])
+def test_a_picture_has_any_name(name, tmp_path):
+    """It is had by the address that is listed, and its sweep may lie in a folder of any name."""
+    directory = made_up(tmp_path / "nu\udcff", [("a=1", 1.0)])
+    (directory / "0/environment.json").write_text("{}")
+    (directory / "0" / name).write_bytes(a_picture())
+    with served(tmp_path) as port:
+        (row,) = json.loads(asked(port, "/runs.json")[2])["runs"]
+        (found,) = json.loads(asked(port, f"/details?runs={row['id']}")[2])[row["id"]]["media"]
+        assert asked(port, f"/{found['at']}")[::2] == (200, a_picture())
+        assert asked(port, "/")[0] == asked(port, "/report")[0] == 200
+
+
+@pytest.mark.parametrize("value", ["\xff", "\xc3\x28", "\xed\xa0\x80", TOKEN + "\xff"])
+def test_a_cookie_of_any_bytes_is_refused(root, value):
+    with served(root) as port:
+        assert asked(port, "/", cookie=False, Cookie=f"{COOKIE}={value}")[0] == 403
+        assert asked(port, f"/?token={urllib.parse.quote(value, encoding='latin-1')}", cookie=False)[0] == 403
 
 
 def test_the_whole_report_is_the_written_one(root):

@@ -2,9 +2,11 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from made_up_sweep import made_up
 
 from rlexp.report import details
@@ -29,7 +31,8 @@ def sweep(tmp_path) -> Path:
     manifest = Manifest(tmp_path)
     for number in range(6):
         member, own = number % 3, [f"algo.num_envs={4 if number < 3 else 8}", f"seed={number}", "algo.hp.lr=0.001"]
-        manifest.add(number, [*own, "between=population", f"between.number={number // 3}", SPACE])
+        given = [f"between.number={number // 3}", "between.population=3", f"between.seed={number // 3 * 3}", SPACE]
+        manifest.add(number, [*own, "between=population", *given])
         if number > 2:
             continue
         run_dir = tmp_path / str(number)
@@ -105,3 +108,24 @@ def test_of_tournaments_the_last_ages_count_in_each_sweep_by_itself(tmp_path):
         assert sorted(found.objectives) == [4.0, 5.0, 10.0, 11.0] and len(found.jobs) == 12
     of_some = Manifest(over).jobs()[1:]
     assert [job.number for job in counted(of_some)] == [4, 5]
+
+
+@pytest.mark.parametrize("kept", [[1], [1, 2], [0, 1]])
+def test_members_copied_out_of_their_population_are_themselves(sweep, kept):
+    """By their seeds they are who they were; whom they come from is not here, or is."""
+    jobs = [Manifest(sweep).jobs()[i] for i in kept]
+    (found,) = populations(sweep, jobs)
+    assert list(found.jobs) == kept and found.best == max(kept, key=lambda i: (GENERATIONS[-1][1][i] or 0, -i))
+    for (generation, member), stretch in found.stretches.items():
+        parent = GENERATIONS[generation][0][member]
+        assert stretch.parent == (parent if parent in kept else None)
+    line = [(s.generation, s.member) for s in found.ancestry(1)]
+    assert line == ([(1, 0), (2, 1)] if 0 in kept else [(2, 1)])
+    for i in kept:
+        shutil.copytree(sweep / str(i), sweep / f"alone/best{i}")
+        own = next(job.overrides for job in jobs if job.number == i)
+        (sweep / f"alone/best{i}/overrides.yaml").write_text(yaml.safe_dump(own))
+        (sweep / f"alone/best{i}/environment.json").write_text("{}")
+    written = report.write_all([str(sweep / "alone")], sweep / "alone")
+    table = list(csv.DictReader((sweep / "alone/report/populations.csv").read_text().splitlines()))
+    assert len(table) == 3 * len(kept) and written.page.exists()

@@ -1,5 +1,6 @@
 """`python -m rlexp.sweep` in a directory that holds no sweep of ours."""
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -62,3 +63,28 @@ def test_a_process_that_ran_a_sweep_leaves_nothing_open(tmp_path):
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("update jobs set overrides = 'x'", "somebody has changed job 0: overrides 'x' are not allowed"),
+        ("update jobs set overrides = '[1]'", "somebody has changed job 0: overrides '[1]' are not allowed"),
+        ("update jobs set objective = 'nan'", "somebody has changed job 0: objective 'nan' is not allowed"),
+        ("update jobs set status = x'ff'", "somebody has changed job 0: status b'\\xff' is not allowed"),
+        ("update sweep set value = 'xx'", "somebody has changed 'command': 'xx' is no JSON"),
+        ("update sweep set value = '[1, 2]'", "somebody has changed 'command': expected a list of words"),
+        ("insert into sweep values ('cwd', '{}')", "somebody has changed 'cwd': expected a folder"),
+        ("drop table jobs; create view jobs as select 1 as number", "it has no attempt, dir, error"),
+    ],
+)
+def test_what_somebody_has_changed_is_told_in_one_line(tmp_path, capsys, statement, told):
+    """A sweep goes on with all of its jobs, or not at all."""
+    manifest = Manifest(tmp_path)
+    manifest.add(0, ["seed=1"])
+    manifest.remember("command", ["seed=1"])
+    with contextlib.closing(sqlite3.connect(tmp_path / NAME)) as connection:
+        connection.executescript(statement)
+    assert main(["retry", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rlexp.sweep: {tmp_path / NAME}: ") and told in line

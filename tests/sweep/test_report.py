@@ -5,6 +5,7 @@ import html
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -308,6 +309,7 @@ def test_many_digits_are_for_machines(tmp_path):
 
 def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path, capsys):
     directory = made_up(tmp_path / "s", two_rates())
+    shutil.rmtree(report.write(directory).tables[0].parent)
     (directory / "report").write_text("in the way")
     assert main(["report", str(directory)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
