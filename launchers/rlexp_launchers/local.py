@@ -60,21 +60,20 @@ def make(config: Config) -> Launch:
     ) -> None:
         worker.wait_for_others(sweep_dir)
         if config.workers is not None:
-            run_packs(packs, over, sweep_dir, manifest, config=config, backend=workers, more=more)
+            leads = [pack[0] for pack in packs]
+            backend = functools.partial(_workers, config.workers, leads)
+            run_packs(packs, over, sweep_dir, manifest, config=config, backend=backend, more=more)
             return
         while packs:
             left = unfinished_packs(packs, over, sweep_dir, manifest, mode=config.pack)
             stopped = _train_here(left, sweep_dir, manifest, programs())
             packs = more() if more is not None and not stopped else []
 
-    def workers(tasks: Sequence[Task]) -> "_Workers | None":
-        assert config.workers is not None
-        if not tasks:
-            return None
-        lead, *_ = worker.read(tasks[0].sweep_dir, tasks[0].name)
-        return _Workers(config.workers, _gpus(config.workers, lead))
-
     return launch
+
+
+def _workers(number: int, leads: Sequence[Job], tasks: Sequence[Task]) -> "_Workers | None":
+    return _Workers(number, _gpus(number, leads)) if tasks else None
 
 
 def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manifest, programs: "Programs") -> bool:
@@ -144,16 +143,17 @@ class _Workers:
         return True
 
 
-def _gpus(workers: int, job: Job) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each worker; nothing where the profile is not of GPUs.
+def _gpus(workers: int, jobs: Sequence[Job]) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each worker, enough for each of the jobs; nothing where no profile is of GPUs.
 
     Raises:
       ConfigError: there are not enough.
     """
-    hardware = job.config.hardware
-    if hardware.platform != "gpu" or hardware.emulate:
+    profiles = [job.config.hardware for job in jobs]
+    sizes = [one.mesh.data * one.mesh.model for one in profiles if one.platform == "gpu" and not one.emulate]
+    if not sizes:
         return []
-    size = hardware.mesh.data * hardware.mesh.model
+    size = max(sizes)
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = given.split(",") if given else _installed()
     if len(names) < workers * size:

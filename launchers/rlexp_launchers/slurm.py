@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,13 @@ def make(config: Config) -> Launch:
     ) -> None:
         if config.rehearse:
             worker.wait_for_others(sweep_dir)
-        nodes, cluster = _nodes_of(config), _Cluster(config, sweep_dir, manifest)
+        nodes = dict[str, int]()  # of each pack
+        cluster = _Cluster(config, sweep_dir, manifest, nodes)
+
+        def write(pack: Sequence[Job], task: Task, trains: bool) -> None:
+            nodes[task.name] = _nodes(config, pack[0])
+            if not trains:
+                worker.write(pack, sweep_dir, manifest)
 
         def backend(tasks: Sequence[Task]) -> AbstractContextManager[Backend]:
             if config.rehearse:
@@ -136,6 +142,7 @@ def make(config: Config) -> Launch:
             backend=backend,
             hosts=lambda job: _nodes(config, job),
             running=set if config.rehearse else cluster.attach,
+            write=write,
             preemptions=config.preemptions,
             hangup=False,  # the jobs do not need this process
             more=more,
@@ -170,10 +177,11 @@ def cancel(manifest: Manifest) -> None:
 
 
 class _Cluster:
-    """The backend: one array for all packs that are submitted together."""
+    """The backend: one array for all packs that are submitted together, and take as many nodes."""
 
-    def __init__(self, config: Config, sweep_dir: Path, manifest: Manifest):
+    def __init__(self, config: Config, sweep_dir: Path, manifest: Manifest, nodes: Mapping[str, int]):
         self._config, self._sweep_dir, self._manifest = config, sweep_dir, manifest
+        self._nodes = nodes  # of each pack, by its name
         self._known: set[str] = set()  # packs that Slurm has
         self._submitted = False
         self._again_at, self._wait_s = 0.0, 15.0  # after sbatch has refused what it had taken before
@@ -202,17 +210,25 @@ class _Cluster:
         self._known.clear()  # what is started again is submitted again
         self._submitted |= bool(begun)
         self._again_at = 0.0
-        for i in range(0, len(fresh), _ARRAY):
+        for array in self._arrays(fresh):
             try:
-                self._submit(fresh[i : i + _ARRAY])
+                self._submit(array)
             except ConfigError as error:
                 if not self._submitted:
                     raise
                 self._later(error)  # such as too many jobs at once
                 break
             self._submitted, self._wait_s = True, 15.0
-            begun += fresh[i : i + _ARRAY]
+            begun += array
         return begun
+
+    def _arrays(self, tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+        """All of an array take as many nodes."""
+        groups: dict[int, list[Task]] = {}
+        for task in tasks:
+            groups.setdefault(self._nodes[task.name], []).append(task)
+        for group in groups.values():
+            yield from (group[i : i + _ARRAY] for i in range(0, len(group), _ARRAY))
 
     def _later(self, error: ConfigError) -> None:
         self._wait_s = min(600, 2 * self._wait_s)
@@ -231,9 +247,7 @@ class _Cluster:
         sweep = self._sweep_dir.name
         batch = slurm_sbatch.title("rlexp:{sweep}:{pack}", sweep, rundir.new_id())
         self._manifest.remember(slurm_queue.BATCH + batch, [task.name for task in tasks])
-        executor.update_parameters(
-            job_name=batch, **slurm_sbatch.parameters(self._config, _nodes_of(self._config)(tasks[0]))
-        )
+        executor.update_parameters(job_name=batch, **slurm_sbatch.parameters(self._config, self._nodes[tasks[0].name]))
         titles = [slurm_sbatch.title(self._config.job_name, sweep, task.name) for task in tasks]
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # submitit shows sbatch's, and raises it too
@@ -282,10 +296,6 @@ class _Cluster:
 
 def _nodes(config: Config, job: Job) -> int:
     return config.nodes or (1 if job.config.hardware.emulate else job.config.hardware.hosts)
-
-
-def _nodes_of(config: Config) -> Callable[[Task], int]:
-    return lambda task: _nodes(config, worker.read(task.sweep_dir, task.name)[0])
 
 
 def _python(config: Config) -> str:

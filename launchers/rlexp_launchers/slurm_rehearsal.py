@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _REQUEUED = 144  # exit code by which submitit asks for another start
 class Rehearsal:
     """The backend."""
 
-    def __init__(self, config: Any, nodes: Callable[[Task], int], python: str):
+    def __init__(self, config: Any, nodes: Mapping[str, int], python: str):
         self._config, self._nodes, self._python = config, nodes, python
         self._running: list[subprocess.Popen[bytes]] = []  # the processes of one pack
         self._log = Path()
@@ -46,7 +46,7 @@ class Rehearsal:
         ]
         script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
         self._write(task, job, folder)
-        number_of_processes = self._nodes(task)
+        number_of_processes = self._nodes[task.name]
         for rank in range(number_of_processes):
             self._running.append(self._process(script, folder, job, rank, number_of_processes))
         self._log = folder / f"{job}_0_log.{'out' if self._config.stderr_to_stdout else 'err'}"

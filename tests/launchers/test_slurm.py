@@ -301,3 +301,12 @@ def test_what_is_submitted_and_not_waited_for_ends_nobody_s_process(tmp_path, mo
     assert [one.status for one in (run, *sweep.runs)] == ["pending"] * 3
     assert command_lines.run(Line([*line, "hydra.run.dir=run"]), tmp_path).code == 0
     assert len(submitted) == 3
+
+
+def test_packs_of_one_array_take_as_many_nodes(tmp_path, monkeypatch):
+    """Profiles of one host and of several in one sweep."""
+    submitted, tasks = [], [Task(tmp_path, name, []) for name in "abcde"]
+    cluster = slurm._Cluster(composed(), tmp_path, Manifest(tmp_path), dict(zip("abcde", (1, 2, 1, 4, 2), strict=True)))
+    monkeypatch.setattr(cluster, "_submit", lambda array: submitted.append("".join(task.name for task in array)))
+    begun = cluster.start(tasks)
+    assert submitted == ["ac", "be", "d"] and sorted(task.name for task in begun) == list("abcde")

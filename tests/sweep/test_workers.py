@@ -197,9 +197,9 @@ def test_each_worker_has_its_own_gpus(tmp_path, monkeypatch):
 
     from rlexp.sweep.packing import Job
 
-    def gpus(workers: int, *overrides: str) -> list[str]:
-        e = build(*overrides)
-        return local._gpus(workers, Job(0, (), e.node, e.config, e.modules, tmp_path))
+    def gpus(workers: int, *profiles: str) -> list[str]:
+        built = [build(one) for one in profiles]
+        return local._gpus(workers, [Job(0, (), e.node, e.config, e.modules, tmp_path) for e in built])
 
     stand_in = tmp_path / "nvidia-smi"
     stand_in.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n3\\n4\\n'\n")
@@ -209,6 +209,7 @@ def test_each_worker_has_its_own_gpus(tmp_path, monkeypatch):
     assert gpus(3, "hardware=gpu") == ["0", "1", "2"]
     assert gpus(2, "hardware=gpu-2") == ["0,1", "2,3"]
     assert gpus(3, "hardware=cpu") == []
+    assert gpus(2, "hardware=cpu", "hardware=gpu", "hardware=gpu-2") == ["0,1", "2,3"]  # for whichever pack comes
     with pytest.raises(
         ConfigError, match=r"launcher\.workers: 3 workers with 2 GPU.* need 6, and 5 are here; allowed: 1 to 2"
     ):
