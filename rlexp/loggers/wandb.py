@@ -16,6 +16,7 @@ import os
 import queue
 import re
 import ssl
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -144,6 +145,7 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read
     import wandb
 
     _say_nothing_of_its_log()
+    _look_for_no_inputs(wandb.Run)
     quiet = wandb.Settings(silent=True)
     settings = wandb.setup(quiet).settings
     trouble = "" if mode == "offline" else why_offline(settings, min(config.timeout_s, PROBE_S))
@@ -177,6 +179,15 @@ def _say_nothing_of_its_log() -> None:
         add(hdlr)
 
     logger.addHandler = added
+
+
+@functools.cache  # once a process
+def _look_for_no_inputs(kind: Any) -> None:
+    """At its first `init` W&B imports its launcher, a fifth of a second that the end of a short run waits for, and asks it for
+    inputs that this process has staged. Where nobody has imported it, there are none.
+    """
+    if "wandb.sdk.launch" not in sys.modules:
+        kind._detect_and_apply_job_inputs = lambda self: None
 
 
 def _init(

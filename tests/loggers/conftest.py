@@ -49,7 +49,7 @@ for i, member in enumerate(members):
     status = "failed" if i == spec["failed"] else spec["status"]
     member.close({"status": status, "objective": 7.5 + i, "env_steps": spec["end"]})
 display.close()
-print("closed")
+print("closed, and W&B's launcher was imported" if "wandb.sdk.launch" in sys.modules else "closed")
 """
 
 
