@@ -35,7 +35,7 @@ class Config:
 
     module: Host[str]
     inner: Part
-    """The environment: any compiled one."""
+    """The environment: any compiled one but `managed`."""
     sticky: Fraction
     """Probability with which the last action is taken once more in place of the one that is given."""
     action_repeat: Few
