@@ -94,7 +94,7 @@ def test_the_title_says_what_was_trained(tmp_path, monkeypatch):
 @pytest.mark.parametrize("scale", [1.0, 123.4, -123_456.7, 1e-4, 3e9, -4e-12])
 def test_nothing_is_cut_off_at_the_edges(tmp_path, scale):
     """Labels of any width have their room: around the picture is a frame of white, and another one between labels and axes."""
-    write(tmp_path, [{"env_steps": 1.25e6 * n, "eval/return_mean": scale * n**2} for n in range(9)])
+    write(tmp_path, [{"env_steps": 1_250_000 * n, "eval/return_mean": scale * n**2} for n in range(9)])
     curve.draw(tmp_path, title="CartPole-v1, ppo, seed 0")
     with Image.open(tmp_path / "curve.png") as image:
         dark = np.asarray(image.convert("L")) < 200
