@@ -6,14 +6,15 @@ of its own. What Gymnasium calls truncated is a truncation, unless the episode w
 What the adapter changes, besides:
   actions       Continuous ones are within [-1, 1] in every entry that has two bounds, and are scaled to them. An entry without
                 stays as it is.
-  observations  Floats are float32, 64-bit integers int32; others stay what they are, an image of uint8 for one. A category
-                (FrozenLake's position) is a one-hot vector. Of a `Dict`, "action_mask" is the mask, as bool.
+  observations  Floats are float32, 64-bit integers int32; others stay what they are, an image of uint8 for one. A number that these
+                do not hold is an error, never another number. A category (FrozenLake's position) is a one-hot vector. Of a `Dict`,
+                "action_mask" is the mask, as bool.
 """
 
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,21 +99,17 @@ def _opened(config: Config, actions: "Actions", observations: "Observations", nu
 
     def reset(seeds: np.ndarray) -> TimeStep:
         nonlocal last
-        with _naming_what_does_not_fit(config.id, envs):
-            obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
-            seen = observations.read(obs)
+        obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
         last = np.zeros((num_envs,), bool)
-        return TimeStep(seen, reward=zeros, discount=zeros + 1, first=~last, last=last)
+        return TimeStep(observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last)
 
     def step(action: Any) -> TimeStep:
         nonlocal last
         first = last
-        with _naming_what_does_not_fit(config.id, envs):
-            obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
-            seen = observations.read(obs)
+        obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
         last = terminated | truncated
         discount: Any = 1 - terminated.astype(np.float32)
-        return TimeStep(seen, reward.astype(np.float32), discount, first, last)
+        return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
 
     def get_state() -> PyTree:
         return cloning.stacked([cloning.get(game, over=bool(over)) for game, over in zip(envs.envs, last, strict=True)])
@@ -142,7 +139,7 @@ def _made(config: Config, **more: Any) -> Any:
         if config.max_episode_steps is not None:
             kwargs = kwargs | {"max_episode_steps": config.max_episode_steps}
         try:
-            return gymnasium.make(config.id, disable_env_checker=True, **kwargs)
+            return _held(config.id, gymnasium.make(config.id, disable_env_checker=True, **kwargs))
         except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
             raise ConfigError(
                 f'env.id: Gymnasium has no "{config.id}"{_hint(config.id, gymnasium.registry)}'
@@ -165,20 +162,107 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _naming_what_does_not_fit(name: str, envs: Any) -> Iterator[None]:
-    """Where an observation is none of the space that its environment declares, NumPy's error says nothing of either."""
-    try:
-        yield
-    except (ValueError, TypeError, IndexError, KeyError) as error:
-        space = envs.single_observation_space
-        for obs in envs._env_obs:
-            if obs is not None and not space.contains(obs):
-                shape = f" (shape {list(obs.shape)}, {obs.dtype})" if isinstance(obs, np.ndarray) else ""
-                raise ValueError(
-                    f"{name}: an observation{shape} is none of its observation_space, {_said(space)}"
-                ) from error
-        raise
+_USUAL = frozenset(
+    {float, int, bool, np.bool_, np.float32, np.float64, np.int64}
+)  # looked at first: a step costs microseconds
+
+
+def _held(name: str, game: Any) -> Any:
+    """It, held to what Gymnasium promises of `reset` and `step`: errors of NumPy name neither the environment nor the signal.
+
+    Both raise ValueError for a signal that is none, and RuntimeError, which names the environment, for whatever they raise.
+    """
+    reset, step, fits = game.reset, game.step, _fits(game.observation_space)
+
+    def strange(obs: Any) -> ValueError:
+        array = f"shape {list(obs.shape)}, {obs.dtype}" if isinstance(obs, np.ndarray) else _said(obs)
+        return ValueError(
+            f"{name}: an observation ({array}) is none of its observation_space, {_said(game.observation_space)}"
+        )
+
+    def held_reset(**kwargs: Any) -> Any:
+        try:
+            obs, info = reset(**kwargs)
+        except Exception as error:
+            raise _named(f"{name}: reset", error) from error
+        if not fits(obs):
+            raise strange(obs)
+        return obs, info
+
+    def held_step(action: Any) -> Any:
+        try:
+            obs, reward, terminated, truncated, info = step(action)
+        except Exception as error:
+            raise _named(f"{name}: step", error) from error
+        if not (type(reward) in _USUAL and type(terminated) in _USUAL and type(truncated) in _USUAL):
+            for signal, x in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+                if np.ndim(x) or np.asarray(x).dtype.kind not in "biuf":
+                    shape = f"an array of shape {list(x.shape)}" if isinstance(x, np.ndarray) else _said(x)
+                    expected = "a number" if signal == "reward" else "a bool"
+                    raise ValueError(f"{name}: {signal} of step is {shape}; expected {expected}")
+        if not fits(obs):
+            raise strange(obs)
+        return obs, reward, terminated, truncated, info
+
+    game.reset, game.step = held_reset, held_step  # on the outermost wrapper: one more would be one more call a step
+    return game
+
+
+def _named(what: str, error: Exception) -> RuntimeError:
+    """With the place of the error that it comes of."""
+    return RuntimeError(f"{what} raises {reason(error)}").with_traceback(error.__traceback__)
+
+
+def _fits(space: Any) -> Callable[[Any], bool]:
+    """Whether an observation is one that the space's arrays hold. Bounds are not asked: many an environment oversteps its own."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        parts = {key: _fits(inner) for key, inner in space.spaces.items()}
+        return lambda obs: isinstance(obs, Mapping) and all(key in obs and fit(obs[key]) for key, fit in parts.items())
+    if isinstance(space, spaces.Tuple):
+        several = [_fits(inner) for inner in space.spaces]
+        return lambda obs: (
+            isinstance(obs, list | tuple)
+            and len(obs) == len(several)
+            and all(fit(x) for fit, x in zip(several, obs, strict=True))
+        )
+    if isinstance(space, spaces.Discrete):
+        ends = range(int(space.start), int(space.start + space.n))
+        return lambda obs: obs in ends if type(obs) is int else space.contains(obs)
+    if not isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
+        return lambda obs: True  # nothing is learnt from such a space
+
+    shape, dtype = space.shape, np.dtype(space.dtype)
+
+    def fits(obs: Any) -> bool:
+        if isinstance(obs, np.ndarray) and obs.dtype == dtype:
+            return obs.shape == shape
+        try:
+            array = np.asarray(obs)
+            cast("", array, dtype)
+        except (ValueError, TypeError, OverflowError):
+            return False
+        return array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind")
+
+    return fits
+
+
+def cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """As that type. Raises ValueError where it does not hold a number of the array."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = array.astype(dtype)
+    if dtype.kind in "iu":
+        lost = out != array
+    elif array.dtype.kind == "f" and array.dtype.itemsize > dtype.itemsize:
+        lost = np.isinf(out) & np.isfinite(array)
+    else:
+        return out
+    if lost.any():
+        raise ValueError(f"{name}: an observation has {array[lost].flat[0]}, which {dtype} does not hold")
+    return out
 
 
 class Actions(NamedTuple):
@@ -254,29 +338,51 @@ def read_observations(name: str, space: Any, path: str = "") -> Observations:
             lambda obs: tuple(part.read(x) for part, x in zip(several, obs, strict=True)),
         )
     if path == ".action_mask" and isinstance(space, spaces.Box | spaces.MultiBinary):
-        return _array(space.shape, np.dtype(bool))
+        return _array(name, space.shape, np.dtype(bool))
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
-        one_hot = np.eye(size, dtype=np.float32)
 
         def category(obs: Any) -> np.ndarray:
             index = np.asarray(obs, np.int64) - start
             if (index < 0).any():  # which would count from the end
                 raise IndexError(f"{name}: {int(np.min(obs))} is none of {space}")
-            return one_hot[index]
+            one_hot = np.zeros((len(index), size), np.float32)
+            one_hot[np.arange(len(index)), index] = 1
+            return one_hot
 
         return Observations(Struct((size,), np.dtype(np.float32)), category)
-    if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
-        return _array(space.shape, _type(space.dtype))
     where = f"{path[1:]} of the observations" if path else "the observations"
+    if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
+        dtype = _type(space.dtype)
+        if not _within(space, dtype):
+            raise ConfigError(
+                f"env.id: {where} of {name} are {_said(space)}; allowed: whole numbers that {dtype} holds"
+            )
+        return _array(name, space.shape, dtype)
     raise ConfigError(
         f"env.id: {where} of {name} are {_said(space)}; allowed: Box, Discrete, MultiDiscrete, "
         "MultiBinary, and Dict or Tuple of them"
     )
 
 
-def _array(shape: tuple[int, ...], dtype: np.dtype) -> Observations:
-    return Observations(Struct(shape, dtype), lambda obs: np.asarray(obs).astype(dtype, copy=False))
+def _array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Observations:
+    return Observations(Struct(shape, dtype), lambda obs: cast(name, np.asarray(obs), dtype))
+
+
+def _within(space: Any, dtype: np.dtype) -> bool:
+    """Whether whole numbers of the space are such of the type.
+
+    An end of the space's own type is no bound: of such a space the numbers are looked at as they come.
+    """
+    own = np.dtype(space.dtype)
+    if own == dtype or own.kind not in "iu":
+        return True
+    if hasattr(space, "nvec"):
+        low, high = space.start, space.start + space.nvec - 1
+    else:
+        low, high = space.low, space.high
+    ends, most = np.iinfo(own), np.iinfo(dtype)
+    return bool(np.all((low >= most.min) | (low == ends.min)) and np.all((high <= most.max) | (high == ends.max)))
 
 
 def _type(dtype: Any) -> np.dtype:
@@ -286,6 +392,7 @@ def _type(dtype: Any) -> np.dtype:
     return np.dtype(np.int32) if np.issubdtype(dtype, np.integer) and np.dtype(dtype).itemsize > 4 else np.dtype(dtype)
 
 
-def _said(space: Any) -> str:
-    text = str(space)
-    return text if len(text) <= 100 else f"{type(space).__name__}(…)"
+def _said(x: Any) -> str:
+    """A space, or a value, in one line."""
+    text = repr(x)
+    return text if len(text) <= 100 and text.isprintable() else f"{type(x).__name__}(…)"
