@@ -13,6 +13,8 @@ What the adapter changes, besides:
 
 import contextlib
 import dataclasses
+import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -54,7 +56,9 @@ def make(config: Config) -> HostEnv:
         if limit is None:
             raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
         actions, observations = _adapted(config, game)
-        cloned = cloning.struct_of(game)
+        cloned = cloning.struct_of(
+            game, lambda why: _note(f"{config.id} is not cloned, so that a resumed run begins new episodes: {why}")
+        )
         can_draw = "rgb_array" in (game.metadata.get("render_modes") or ())
     finally:
         game.close()
@@ -74,6 +78,12 @@ def make(config: Config) -> HostEnv:
         state=None if cloned is None else structs(cloned),
         film=film if can_draw else None,
     )
+
+
+@functools.cache
+def _note(text: str) -> None:
+    """On stderr, once for all members and jobs."""
+    print(f"rlexp: {text}", file=sys.stderr, flush=True)
 
 
 def opened(config: Config, num_envs: int) -> Opened:
