@@ -1,7 +1,8 @@
 """Environments of Gymnasium, and of whatever registers with it. They run on the host. gymnasium.farama.org
 
-Gymnasium's own `SyncVectorEnv` steps them, one after the other, with next-step autoreset: an episode's last observation is a row
-of its own. What Gymnasium calls truncated is a truncation, unless the episode was terminated by the same step.
+Gymnasium's own `SyncVectorEnv` steps them one after the other, or its `AsyncVectorEnv` each in a process of its own, with next-step
+autoreset: an episode's last observation is a row of its own. What Gymnasium calls truncated is a truncation, unless the episode was
+terminated by the same step.
 
 What the adapter changes, besides:
   actions       Continuous ones are within [-1, 1] in every entry that has two bounds, and are scaled to them. An entry without
@@ -14,10 +15,12 @@ What the adapter changes, besides:
 import contextlib
 import dataclasses
 import functools
+import multiprocessing
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,6 +41,8 @@ class Config:
     """Gymnasium's id, such as CartPole-v1; or my_game.env:MyGame-v0, where importing my_game.env registers MyGame-v0."""
     max_episode_steps: Count | None
     """Steps after which an episode is truncated; null takes the limit that the id was registered with."""
+    vectorization_mode: Host[Literal["sync", "async"]]
+    """sync: one after the other; async: each environment in a process of its own, for steps that take a millisecond or more."""
     kwargs: dict[str, Any]
     """What else gymnasium.make is given, such as {continuous: true} for LunarLander-v3."""
 
@@ -69,11 +74,12 @@ def make(config: Config) -> HostEnv:
         raise ConfigError(f"env.id: {error}") from error
 
     def film() -> Opened:
-        return _opened(config, actions, observations, 1, render_mode="rgb_array")
+        alone = dataclasses.replace(config, vectorization_mode="sync")
+        return _opened(alone, actions, observations, 1, cloned=False, render_mode="rgb_array")
 
     return HostEnv(
         spec,
-        lambda num_envs: _opened(config, actions, observations, num_envs),
+        lambda num_envs: _opened(config, actions, observations, num_envs, cloned=cloned is not None),
         own_action=actions.own,
         state=None if cloned is None else structs(cloned),
         film=film if can_draw else None,
@@ -91,19 +97,21 @@ def opened(config: Config, num_envs: int) -> Opened:
     game = _made(config)
     try:
         actions, observations = _adapted(config, game)
+        cloned = cloning.can(game)
     finally:
         game.close()
-    return _opened(config, actions, observations, num_envs)
+    return _opened(config, actions, observations, num_envs, cloned=cloned)
 
 
 def _adapted(config: Config, game: Any) -> "tuple[Actions, Observations]":
     return read_actions(config.id, game.action_space), read_observations(config.id, game.observation_space)
 
 
-def _opened(config: Config, actions: "Actions", observations: "Observations", num_envs: int, **more: Any) -> Opened:
-    from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
-    envs = SyncVectorEnv([lambda: _made(config, **more)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+def _opened(
+    config: Config, actions: "Actions", observations: "Observations", num_envs: int, *, cloned: bool, **more: Any
+) -> Opened:
+    make = functools.partial(_made, config, **more)
+    envs = _apart(config.id, make, num_envs) if config.vectorization_mode == "async" else _in_line(make, num_envs)
     last: Any = np.zeros((num_envs,), bool)
     zeros: Any = np.zeros((num_envs,), np.float32)
 
@@ -122,21 +130,70 @@ def _opened(config: Config, actions: "Actions", observations: "Observations", nu
         return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
 
     def get_state() -> PyTree:
-        return cloning.stacked([cloning.get(game, over=bool(over)) for game, over in zip(envs.envs, last, strict=True)])
+        return cloning.stacked(envs.call(_GET)) | {"over": last.copy()}
 
     def set_state(state: PyTree) -> None:
         nonlocal last
         envs.reset(seed=0)
-        for i, game in enumerate(envs.envs):
-            cloning.put(game, cloning.one_of(state, i))
+        envs.set_attr(_GIVEN, [cloning.one_of(state, i) for i in range(num_envs)])
+        envs.call(_PUT)
         last = np.array(state["over"], bool)
-        envs._autoreset_envs = last.copy()  # which of them are reset by the next step
 
     def draw() -> np.ndarray:
         return np.asarray(envs.envs[0].render())
 
-    clones = (get_state, set_state) if cloning.can(envs.envs[0]) else (None, None)
+    clones = (get_state, set_state) if cloned else (None, None)
     return Opened(reset, step, envs.close, *clones, draw=draw if "render_mode" in more else None)
+
+
+def _in_line(make: Callable[[], Any], num_envs: int) -> Any:
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
+    """Each in a process of its own, which ends with this one, or with its pipe. An error in it is raised here, as its own."""
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+    class Apart(AsyncVectorEnv):
+        _lost = False
+
+        @contextlib.contextmanager
+        def _while_they_live(self) -> Iterator[None]:
+            try:
+                yield
+            except (EOFError, ConnectionError) as error:
+                self._lost = True
+                (code, *_) = [*(process.exitcode for process in self.processes if not process.is_alive()), None]
+                raise RuntimeError(f"{name}: the process of an environment ended, with exit code {code}") from error
+
+        def reset(self, **kwargs: Any) -> Any:
+            with self._while_they_live():
+                return super().reset(**kwargs)
+
+        def step(self, actions: Any) -> Any:
+            with self._while_they_live():
+                return super().step(actions)
+
+        def close_extras(self, **kwargs: Any) -> None:
+            if self._lost:
+                for process in self.processes:  # those that are asked to end would be waited for
+                    process.kill()
+            else:
+                super().close_extras(**kwargs)
+
+    # It warns of what is raised here too, with the other process' traceback.
+    warnings.filterwarnings("ignore", r"(?s).*ERROR: ", module=r"gymnasium\.")
+    # A fork would copy the locks of JAX's threads as they happen to be.
+    alone = [functools.partial(_alone, make)] * num_envs
+    return Apart(alone, autoreset_mode=AutoresetMode.NEXT_STEP, context="spawn")
+
+
+def _alone(make: Callable[[], Any]) -> Any:
+    if multiprocessing.parent_process():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its environments
+    return make()
 
 
 def _made(config: Config, **more: Any) -> Any:
@@ -172,6 +229,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+_GET, _GIVEN, _PUT = "rlexp_get", "rlexp_given", "rlexp_put"  # of a game, which may be in another process
 _USUAL = frozenset(
     {float, int, bool, np.bool_, np.float32, np.float64, np.int64}
 )  # looked at first: a step costs microseconds
@@ -183,6 +241,7 @@ def _held(name: str, game: Any) -> Any:
     Both raise ValueError for a signal that is none, and RuntimeError, which names the environment, for whatever they raise.
     """
     reset, step, fits = game.reset, game.step, _fits(game.observation_space)
+    over = False  # a state was put in which the next step begins an episode
 
     def strange(obs: Any) -> ValueError:
         array = f"shape {list(obs.shape)}, {obs.dtype}" if isinstance(obs, np.ndarray) else _said(obs)
@@ -191,6 +250,8 @@ def _held(name: str, game: Any) -> Any:
         )
 
     def held_reset(**kwargs: Any) -> Any:
+        nonlocal over
+        over = False
         try:
             obs, info = reset(**kwargs)
         except Exception as error:
@@ -200,6 +261,8 @@ def _held(name: str, game: Any) -> Any:
         return obs, info
 
     def held_step(action: Any) -> Any:
+        if over:
+            return held_reset()[0], 0.0, False, False, {}
         try:
             obs, reward, terminated, truncated, info = step(action)
         except Exception as error:
@@ -214,6 +277,14 @@ def _held(name: str, game: Any) -> Any:
             raise strange(obs)
         return obs, reward, terminated, truncated, info
 
+    def put() -> None:
+        nonlocal over
+        state = getattr(game, _GIVEN)
+        cloning.put(game, state)
+        over = bool(state["over"])
+
+    setattr(game, _GET, lambda: cloning.get(game, over=over))
+    setattr(game, _PUT, put)
     game.reset, game.step = held_reset, held_step  # on the outermost wrapper: one more would be one more call a step
     return game
 

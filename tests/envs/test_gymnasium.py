@@ -18,7 +18,9 @@ SEEDS = np.array([3, 1, 4, 15, 2**32 - 1], np.uint32)
 
 
 def config(name: str = "CartPole-v1", limit: int | None = None, **kwargs) -> adapter.Config:
-    return adapter.Config(module=adapter.__name__, id=name, max_episode_steps=limit, kwargs=kwargs)
+    return adapter.Config(
+        module=adapter.__name__, id=name, max_episode_steps=limit, vectorization_mode="sync", kwargs=kwargs
+    )
 
 
 def played(env, actions) -> TimeStep:

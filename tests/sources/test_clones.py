@@ -95,7 +95,7 @@ if "Clone-v0" not in gymnasium.registry:
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Clone-v0", "Named-v0"])
 def test_another_one_goes_on_as_this_would_have(name):
-    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, kwargs={}))
+    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, vectorization_mode="sync", kwargs={}))
     rng = np.random.default_rng(0)
     first, second = env.open(4), env.open(4)
     first.reset(np.arange(4, dtype=np.uint32))
@@ -121,7 +121,7 @@ def test_another_one_goes_on_as_this_would_have(name):
 @pytest.mark.parametrize("name", ["Acrobot-v1", "Stacked-v0"])
 def test_one_that_does_not_say_so_is_not_cloned(name):
     """Nor one in a wrapper that has a state of its own, of which nothing is told."""
-    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, kwargs={}))
+    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, vectorization_mode="sync", kwargs={}))
     assert env.state is None
 
 
@@ -145,7 +145,11 @@ def test_one_that_does_not_say_so_is_not_cloned(name):
 def test_one_whose_methods_mean_something_else_is_not_cloned_and_says_so_in_a_line(name, how, why, capsys):
     adapter._note.cache_clear()
     for _ in range(2):
-        env = adapter.make(adapter.Config(module="", id=f"{name}-v0", max_episode_steps=None, kwargs={"how": how}))
+        env = adapter.make(
+            adapter.Config(
+                module="", id=f"{name}-v0", max_episode_steps=None, vectorization_mode="sync", kwargs={"how": how}
+            )
+        )
         assert env.state is None
     (line,) = capsys.readouterr().err.splitlines()  # once
     assert re.match(f"rlexp: {name}-v0 is not cloned, so that a resumed run begins new episodes: .*{why}", line)
