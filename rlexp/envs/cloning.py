@@ -15,6 +15,7 @@ import numpy as np
 from rlexp.envs.imports import reason
 from rlexp.types import PyTree
 
+GET, GIVEN, PUT = "rlexp_get", "rlexp_given", "rlexp_put"  # of a game that may be in another process, see `by_name`
 _STATELESS = ("OrderEnforcing", "PassiveEnvChecker", "TimeLimit")  # or with the time alone
 
 
@@ -123,6 +124,32 @@ def put(game: Any, state: Mapping[str, Any]) -> None:
     }
     timed._elapsed_steps = int(state["time"])
     told[1](state["game"])
+
+
+def by_name(game: Any) -> Any:
+    """It, with what a vector environment can call: GET, which is `get`, and PUT, of what GIVEN was set to.
+
+    Where that one was over, the next step begins an episode.
+    """
+    reset, step = game.reset, game.step
+
+    def begin(action: Any) -> Any:
+        del action
+        return game.reset()[0], 0.0, False, False, {}
+
+    def reset_and_go_on(**kwargs: Any) -> Any:
+        game.step = step
+        return reset(**kwargs)
+
+    def put_what_is_given() -> None:
+        state = getattr(game, GIVEN)
+        put(game, state)
+        game.step = begin if state["over"] else step
+
+    setattr(game, GET, lambda: get(game, over=False))
+    setattr(game, PUT, put_what_is_given)
+    game.reset = reset_and_go_on
+    return game
 
 
 def stacked(states: Sequence[PyTree]) -> PyTree:

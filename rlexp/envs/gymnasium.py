@@ -19,13 +19,13 @@ import multiprocessing
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rlexp.config import ConfigError, Count, Host, nearest, schema
-from rlexp.envs import cloning
+from rlexp.envs import cloning, signals
 from rlexp.envs.host import HostEnv, Opened
 from rlexp.envs.imports import reason, unimported
 from rlexp.envs.spaces import action_of
@@ -130,13 +130,13 @@ def _opened(
         return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
 
     def get_state() -> PyTree:
-        return cloning.stacked(envs.call(_GET)) | {"over": last.copy()}
+        return cloning.stacked(envs.call(cloning.GET)) | {"over": last.copy()}
 
     def set_state(state: PyTree) -> None:
         nonlocal last
         envs.reset(seed=0)
-        envs.set_attr(_GIVEN, [cloning.one_of(state, i) for i in range(num_envs)])
-        envs.call(_PUT)
+        envs.set_attr(cloning.GIVEN, [cloning.one_of(state, i) for i in range(num_envs)])
+        envs.call(cloning.PUT)
         last = np.array(state["over"], bool)
 
     def draw() -> np.ndarray:
@@ -206,7 +206,8 @@ def _made(config: Config, **more: Any) -> Any:
         if config.max_episode_steps is not None:
             kwargs = kwargs | {"max_episode_steps": config.max_episode_steps}
         try:
-            return _held(config.id, gymnasium.make(config.id, disable_env_checker=True, **kwargs))
+            game = signals.held(config.id, gymnasium.make(config.id, disable_env_checker=True, **kwargs))
+            return cloning.by_name(game)
         except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
             raise ConfigError(
                 f'env.id: Gymnasium has no "{config.id}"{_hint(config.id, gymnasium.registry)}'
@@ -227,123 +228,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-_GET, _GIVEN, _PUT = "rlexp_get", "rlexp_given", "rlexp_put"  # of a game, which may be in another process
-_USUAL = frozenset(
-    {float, int, bool, np.bool_, np.float32, np.float64, np.int64}
-)  # looked at first: a step costs microseconds
-
-
-def _held(name: str, game: Any) -> Any:
-    """It, held to what Gymnasium promises of `reset` and `step`: errors of NumPy name neither the environment nor the signal.
-
-    Both raise ValueError for a signal that is none, and RuntimeError, which names the environment, for whatever they raise.
-    """
-    reset, step, fits = game.reset, game.step, _fits(game.observation_space)
-    over = False  # a state was put in which the next step begins an episode
-
-    def strange(obs: Any) -> ValueError:
-        array = f"shape {list(obs.shape)}, {obs.dtype}" if isinstance(obs, np.ndarray) else _said(obs)
-        return ValueError(
-            f"{name}: an observation ({array}) is none of its observation_space, {_said(game.observation_space)}"
-        )
-
-    def held_reset(**kwargs: Any) -> Any:
-        nonlocal over
-        over = False
-        try:
-            obs, info = reset(**kwargs)
-        except Exception as error:
-            raise _named(f"{name}: reset", error) from error
-        if not fits(obs):
-            raise strange(obs)
-        return obs, info
-
-    def held_step(action: Any) -> Any:
-        if over:
-            return held_reset()[0], 0.0, False, False, {}
-        try:
-            obs, reward, terminated, truncated, info = step(action)
-        except Exception as error:
-            raise _named(f"{name}: step", error) from error
-        if not (type(reward) in _USUAL and type(terminated) in _USUAL and type(truncated) in _USUAL):
-            for signal, x in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-                if np.ndim(x) or np.asarray(x).dtype.kind not in "biuf":
-                    shape = f"an array of shape {list(x.shape)}" if isinstance(x, np.ndarray) else _said(x)
-                    expected = "a number" if signal == "reward" else "a bool"
-                    raise ValueError(f"{name}: {signal} of step is {shape}; expected {expected}")
-        if not fits(obs):
-            raise strange(obs)
-        return obs, reward, terminated, truncated, info
-
-    def put() -> None:
-        nonlocal over
-        state = getattr(game, _GIVEN)
-        cloning.put(game, state)
-        over = bool(state["over"])
-
-    setattr(game, _GET, lambda: cloning.get(game, over=over))
-    setattr(game, _PUT, put)
-    game.reset, game.step = held_reset, held_step  # on the outermost wrapper: one more would be one more call a step
-    return game
-
-
-def _named(what: str, error: Exception) -> RuntimeError:
-    """With the place of the error that it comes of."""
-    return RuntimeError(f"{what} raises {reason(error)}").with_traceback(error.__traceback__)
-
-
-def _fits(space: Any) -> Callable[[Any], bool]:
-    """Whether an observation is one that the space's arrays hold. Bounds are not asked: many an environment oversteps its own."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        parts = {key: _fits(inner) for key, inner in space.spaces.items()}
-        return lambda obs: isinstance(obs, Mapping) and all(key in obs and fit(obs[key]) for key, fit in parts.items())
-    if isinstance(space, spaces.Tuple):
-        several = [_fits(inner) for inner in space.spaces]
-        return lambda obs: (
-            isinstance(obs, list | tuple)
-            and len(obs) == len(several)
-            and all(fit(x) for fit, x in zip(several, obs, strict=True))
-        )
-    if isinstance(space, spaces.Discrete):
-        ends = range(int(space.start), int(space.start + space.n))
-        return lambda obs: obs in ends if type(obs) is int else space.contains(obs)
-    if not isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
-        return lambda obs: True  # nothing is learnt from such a space
-
-    shape, dtype = space.shape, np.dtype(space.dtype)
-
-    def fits(obs: Any) -> bool:
-        if isinstance(obs, np.ndarray) and obs.dtype == dtype:
-            return obs.shape == shape
-        try:
-            array = np.asarray(obs)
-            cast("", array, dtype)
-        except (ValueError, TypeError, OverflowError):
-            return False
-        return array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind")
-
-    return fits
-
-
-def cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """As that type. Raises ValueError where it does not hold a number of the array."""
-    if array.dtype == dtype:
-        return array
-    with np.errstate(over="ignore", invalid="ignore"):
-        out = array.astype(dtype)
-    if dtype.kind in "iu":
-        lost = out != array
-    elif array.dtype.kind == "f" and array.dtype.itemsize > dtype.itemsize:
-        lost = np.isinf(out) & np.isfinite(array)
-    else:
-        return out
-    if lost.any():
-        raise ValueError(f"{name}: an observation has {array[lost].flat[0]}, which {dtype} does not hold")
-    return out
 
 
 class Actions(NamedTuple):
@@ -399,7 +283,7 @@ def read_actions(name: str, space: Any) -> Actions:
 
         return Actions(spec, scaled, Continuous(space.shape, space.low, space.high))
     raise ConfigError(
-        f"env.id: the actions of {name} are {_said(space)}; allowed: Discrete, MultiDiscrete and MultiBinary of one axis, "
+        f"env.id: the actions of {name} are {signals.said(space)}; allowed: Discrete, MultiDiscrete and MultiBinary of one axis, "
         "Box of floats"
     )
 
@@ -437,17 +321,17 @@ def read_observations(name: str, space: Any, path: str = "") -> Observations:
         dtype = _type(space.dtype)
         if not _within(space, dtype):
             raise ConfigError(
-                f"env.id: {where} of {name} are {_said(space)}; allowed: whole numbers that {dtype} holds"
+                f"env.id: {where} of {name} are {signals.said(space)}; allowed: whole numbers that {dtype} holds"
             )
         return _array(name, space.shape, dtype)
     raise ConfigError(
-        f"env.id: {where} of {name} are {_said(space)}; allowed: Box, Discrete, MultiDiscrete, "
+        f"env.id: {where} of {name} are {signals.said(space)}; allowed: Box, Discrete, MultiDiscrete, "
         "MultiBinary, and Dict or Tuple of them"
     )
 
 
 def _array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Observations:
-    return Observations(Struct(shape, dtype), lambda obs: cast(name, np.asarray(obs), dtype))
+    return Observations(Struct(shape, dtype), lambda obs: signals.cast(name, np.asarray(obs), dtype))
 
 
 def _within(space: Any, dtype: np.dtype) -> bool:
@@ -471,9 +355,3 @@ def _type(dtype: Any) -> np.dtype:
     if np.issubdtype(dtype, np.floating):
         return np.dtype(np.float32)
     return np.dtype(np.int32) if np.issubdtype(dtype, np.integer) and np.dtype(dtype).itemsize > 4 else np.dtype(dtype)
-
-
-def _said(x: Any) -> str:
-    """A space, or a value, in one line."""
-    text = repr(x)
-    return text if len(text) <= 100 and text.isprintable() else f"{type(x).__name__}(…)"
