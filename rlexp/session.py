@@ -11,6 +11,7 @@ import jax
 
 from rlexp import experiment as experiments
 from rlexp.config import Config, ConfigError
+from rlexp.envs.imports import reason
 from rlexp.experiment import Experiment
 from rlexp.loading import load
 from rlexp.loggers import RunInfo
@@ -27,7 +28,11 @@ class CheckFailed(RuntimeError):
     """`run=check` found something; the table says what."""
 
 
-EXPECTED = (CheckFailed, Diverged, OSError, jax.errors.JaxRuntimeError)
+class NotFilmed(RuntimeError):
+    """`eval.video`: the evaluation is whole and written, and its film is not there."""
+
+
+EXPECTED = (CheckFailed, NotFilmed, Diverged, OSError, jax.errors.JaxRuntimeError)
 
 
 _fits = set[tuple[str, int, int]]()  # what this process has seen to fit: a program, its members, the memory
@@ -209,6 +214,9 @@ def evaluate_run(member: Member, resume_dir: Path) -> float:
     """`run=eval`: plays whole episodes with a trained policy, and leaves a run directory like training does.
 
     With the settings that the run was trained with, these are the episodes of its last evaluation, equal to the bit.
+
+    Raises:
+      NotFilmed: at the end, when all else is written and printed.
     """
     experiment, config = member.experiment, member.experiment.config
     agent = load(resume_dir, node=experiment.node)
@@ -219,13 +227,16 @@ def evaluate_run(member: Member, resume_dir: Path) -> float:
     row = {"env_steps": agent.env_steps, "wall_s": time.perf_counter() - began}
     row |= {name: float(value[0]) for name, value in values.items()}
     logger.log(row)
-    filmed = ""
+    filmed, failure = "", None
     if config.eval.video is not None:
         from rlexp.modes import video
 
-        path = video.film(agent, member.dir / f"video.{config.eval.video}")
-        logger.video(path, agent.env_steps)
-        filmed = f"; an episode is in {path}"
+        try:
+            path = video.film(agent, member.dir / f"video.{config.eval.video}")
+            logger.video(path, agent.env_steps)
+            filmed = f"; an episode is in {path}"
+        except (Exception, SystemExit) as error:  # the code that draws an environment may raise anything
+            failure = error
     summary = rundir.summary(objective=row["eval/return_mean"], env_steps=agent.env_steps, resumed_from=agent.env_steps)
     logger.close(summary)
     rundir.write_json(member.dir / "summary.json", summary)
@@ -236,6 +247,10 @@ def evaluate_run(member: Member, resume_dir: Path) -> float:
         f"{resume_dir}; in {member.dir}{filmed}",
         flush=True,
     )
+    if failure is not None:
+        raise NotFilmed(
+            f"eval.video: the evaluation is whole, but no episode was filmed ({reason(failure)})"
+        ) from failure
     return row["eval/return_mean"]
 
 

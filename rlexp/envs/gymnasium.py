@@ -1,25 +1,31 @@
 """Environments of Gymnasium, and of whatever registers with it. They run on the host. gymnasium.farama.org
 
-Gymnasium's own `SyncVectorEnv` steps them, one after the other, with next-step autoreset: an episode's last observation is a row
-of its own. What Gymnasium calls truncated is a truncation, unless the episode was terminated by the same step.
+Gymnasium's own `SyncVectorEnv` steps them one after the other, or its `AsyncVectorEnv` each in a process of its own, with next-step
+autoreset: an episode's last observation is a row of its own. What Gymnasium calls truncated is a truncation, unless the episode was
+terminated by the same step.
 
 What the adapter changes, besides:
   actions       Continuous ones are within [-1, 1] in every entry that has two bounds, and are scaled to them. An entry without
                 stays as it is.
-  observations  Floats are float32, 64-bit integers int32; others stay what they are, an image of uint8 for one. A category
-                (FrozenLake's position) is a one-hot vector. Of a `Dict`, "action_mask" is the mask, as bool.
+  observations  Floats are float32, 64-bit integers int32; others stay what they are, an image of uint8 for one. A number that these
+                do not hold is an error, never another number. A category (FrozenLake's position) is a one-hot vector. Of a `Dict`,
+                "action_mask" is the mask, as bool.
 """
 
 import contextlib
 import dataclasses
+import functools
+import multiprocessing
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rlexp.config import ConfigError, Count, Host, nearest, schema
-from rlexp.envs import cloning
+from rlexp.envs import cloning, signals
 from rlexp.envs.host import HostEnv, Opened
 from rlexp.envs.imports import reason, unimported
 from rlexp.envs.spaces import action_of
@@ -35,6 +41,8 @@ class Config:
     """Gymnasium's id, such as CartPole-v1; or my_game.env:MyGame-v0, where importing my_game.env registers MyGame-v0."""
     max_episode_steps: Count | None
     """Steps after which an episode is truncated; null takes the limit that the id was registered with."""
+    vectorization_mode: Host[Literal["sync", "async"]]
+    """sync: one after the other; async: each environment in a process of its own, for steps that take a millisecond or more."""
     kwargs: dict[str, Any]
     """What else gymnasium.make is given, such as {continuous: true} for LunarLander-v3."""
 
@@ -53,7 +61,9 @@ def make(config: Config) -> HostEnv:
         if limit is None:
             raise ConfigError(f"env.max_episode_steps: {config.id} has no limit of its own; give a number")
         actions, observations = _adapted(config, game)
-        cloned = cloning.struct_of(game)
+        cloned = cloning.struct_of(
+            game, lambda why: _note(f"{config.id} is not cloned, so that a resumed run begins new episodes: {why}")
+        )
         can_draw = "rgb_array" in (game.metadata.get("render_modes") or ())
     finally:
         game.close()
@@ -64,15 +74,22 @@ def make(config: Config) -> HostEnv:
         raise ConfigError(f"env.id: {error}") from error
 
     def film() -> Opened:
-        return _opened(config, actions, observations, 1, render_mode="rgb_array")
+        alone = dataclasses.replace(config, vectorization_mode="sync")
+        return _opened(alone, actions, observations, 1, cloned=False, render_mode="rgb_array")
 
     return HostEnv(
         spec,
-        lambda num_envs: _opened(config, actions, observations, num_envs),
+        lambda num_envs: _opened(config, actions, observations, num_envs, cloned=cloned is not None),
         own_action=actions.own,
         state=None if cloned is None else structs(cloned),
         film=film if can_draw else None,
     )
+
+
+@functools.cache
+def _note(text: str) -> None:
+    """On stderr, once for all members and jobs."""
+    print(f"rlexp: {text}", file=sys.stderr, flush=True)
 
 
 def opened(config: Config, num_envs: int) -> Opened:
@@ -80,56 +97,103 @@ def opened(config: Config, num_envs: int) -> Opened:
     game = _made(config)
     try:
         actions, observations = _adapted(config, game)
+        cloned = cloning.can(game)
     finally:
         game.close()
-    return _opened(config, actions, observations, num_envs)
+    return _opened(config, actions, observations, num_envs, cloned=cloned)
 
 
 def _adapted(config: Config, game: Any) -> "tuple[Actions, Observations]":
     return read_actions(config.id, game.action_space), read_observations(config.id, game.observation_space)
 
 
-def _opened(config: Config, actions: "Actions", observations: "Observations", num_envs: int, **more: Any) -> Opened:
-    from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
-    envs = SyncVectorEnv([lambda: _made(config, **more)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+def _opened(
+    config: Config, actions: "Actions", observations: "Observations", num_envs: int, *, cloned: bool, **more: Any
+) -> Opened:
+    make = functools.partial(_made, config, **more)
+    envs = _apart(config.id, make, num_envs) if config.vectorization_mode == "async" else _in_line(make, num_envs)
     last: Any = np.zeros((num_envs,), bool)
     zeros: Any = np.zeros((num_envs,), np.float32)
 
     def reset(seeds: np.ndarray) -> TimeStep:
         nonlocal last
-        with _naming_what_does_not_fit(config.id, envs):
-            obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
-            seen = observations.read(obs)
+        obs, _ = envs.reset(seed=[int(seed) for seed in seeds])
         last = np.zeros((num_envs,), bool)
-        return TimeStep(seen, reward=zeros, discount=zeros + 1, first=~last, last=last)
+        return TimeStep(observations.read(obs), reward=zeros, discount=zeros + 1, first=~last, last=last)
 
     def step(action: Any) -> TimeStep:
         nonlocal last
         first = last
-        with _naming_what_does_not_fit(config.id, envs):
-            obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
-            seen = observations.read(obs)
+        obs, reward, terminated, truncated, _ = envs.step(actions.write(action))
         last = terminated | truncated
         discount: Any = 1 - terminated.astype(np.float32)
-        return TimeStep(seen, reward.astype(np.float32), discount, first, last)
+        return TimeStep(observations.read(obs), reward.astype(np.float32), discount, first, last)
 
     def get_state() -> PyTree:
-        return cloning.stacked([cloning.get(game, over=bool(over)) for game, over in zip(envs.envs, last, strict=True)])
+        return cloning.stacked(envs.call(cloning.GET)) | {"over": last.copy()}
 
     def set_state(state: PyTree) -> None:
         nonlocal last
         envs.reset(seed=0)
-        for i, game in enumerate(envs.envs):
-            cloning.put(game, cloning.one_of(state, i))
+        envs.set_attr(cloning.GIVEN, [cloning.one_of(state, i) for i in range(num_envs)])
+        envs.call(cloning.PUT)
         last = np.array(state["over"], bool)
-        envs._autoreset_envs = last.copy()  # which of them are reset by the next step
 
     def draw() -> np.ndarray:
         return np.asarray(envs.envs[0].render())
 
-    clones = (get_state, set_state) if cloning.can(envs.envs[0]) else (None, None)
+    clones = (get_state, set_state) if cloned else (None, None)
     return Opened(reset, step, envs.close, *clones, draw=draw if "render_mode" in more else None)
+
+
+def _in_line(make: Callable[[], Any], num_envs: int) -> Any:
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
+    """Each in a process of its own, which ends with this one, or with its pipe. An error in it is raised here, as its own."""
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+    class Apart(AsyncVectorEnv):
+        _lost = False
+
+        @contextlib.contextmanager
+        def _while_they_live(self) -> Iterator[None]:
+            try:
+                yield
+            except (EOFError, ConnectionError) as error:
+                self._lost = True
+                (code, *_) = [*(process.exitcode for process in self.processes if not process.is_alive()), None]
+                raise RuntimeError(f"{name}: the process of an environment ended, with exit code {code}") from error
+
+        def reset(self, **kwargs: Any) -> Any:
+            with self._while_they_live():
+                return super().reset(**kwargs)
+
+        def step(self, actions: Any) -> Any:
+            with self._while_they_live():
+                return super().step(actions)
+
+        def close_extras(self, **kwargs: Any) -> None:
+            if self._lost:
+                for process in self.processes:  # those that are asked to end would be waited for
+                    process.kill()
+            else:
+                super().close_extras(**kwargs)
+
+    # It warns of what is raised here too, with the other process' traceback.
+    warnings.filterwarnings("ignore", r"(?s).*ERROR: ", module=r"gymnasium\.")
+    # A fork would copy the locks of JAX's threads as they happen to be.
+    alone = [functools.partial(_alone, make)] * num_envs
+    return Apart(alone, autoreset_mode=AutoresetMode.NEXT_STEP, context="spawn")
+
+
+def _alone(make: Callable[[], Any]) -> Any:
+    if multiprocessing.parent_process():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its environments
+    return make()
 
 
 def _made(config: Config, **more: Any) -> Any:
@@ -142,7 +206,8 @@ def _made(config: Config, **more: Any) -> Any:
         if config.max_episode_steps is not None:
             kwargs = kwargs | {"max_episode_steps": config.max_episode_steps}
         try:
-            return gymnasium.make(config.id, disable_env_checker=True, **kwargs)
+            game = signals.held(config.id, gymnasium.make(config.id, disable_env_checker=True, **kwargs))
+            return cloning.by_name(game)
         except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
             raise ConfigError(
                 f'env.id: Gymnasium has no "{config.id}"{_hint(config.id, gymnasium.registry)}'
@@ -163,22 +228,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@contextlib.contextmanager
-def _naming_what_does_not_fit(name: str, envs: Any) -> Iterator[None]:
-    """Where an observation is none of the space that its environment declares, NumPy's error says nothing of either."""
-    try:
-        yield
-    except (ValueError, TypeError, IndexError, KeyError) as error:
-        space = envs.single_observation_space
-        for obs in envs._env_obs:
-            if obs is not None and not space.contains(obs):
-                shape = f" (shape {list(obs.shape)}, {obs.dtype})" if isinstance(obs, np.ndarray) else ""
-                raise ValueError(
-                    f"{name}: an observation{shape} is none of its observation_space, {_said(space)}"
-                ) from error
-        raise
 
 
 class Actions(NamedTuple):
@@ -234,7 +283,7 @@ def read_actions(name: str, space: Any) -> Actions:
 
         return Actions(spec, scaled, Continuous(space.shape, space.low, space.high))
     raise ConfigError(
-        f"env.id: the actions of {name} are {_said(space)}; allowed: Discrete, MultiDiscrete and MultiBinary of one axis, "
+        f"env.id: the actions of {name} are {signals.said(space)}; allowed: Discrete, MultiDiscrete and MultiBinary of one axis, "
         "Box of floats"
     )
 
@@ -254,29 +303,51 @@ def read_observations(name: str, space: Any, path: str = "") -> Observations:
             lambda obs: tuple(part.read(x) for part, x in zip(several, obs, strict=True)),
         )
     if path == ".action_mask" and isinstance(space, spaces.Box | spaces.MultiBinary):
-        return _array(space.shape, np.dtype(bool))
+        return _array(name, space.shape, np.dtype(bool))
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
-        one_hot = np.eye(size, dtype=np.float32)
 
         def category(obs: Any) -> np.ndarray:
             index = np.asarray(obs, np.int64) - start
             if (index < 0).any():  # which would count from the end
                 raise IndexError(f"{name}: {int(np.min(obs))} is none of {space}")
-            return one_hot[index]
+            one_hot = np.zeros((len(index), size), np.float32)
+            one_hot[np.arange(len(index)), index] = 1
+            return one_hot
 
         return Observations(Struct((size,), np.dtype(np.float32)), category)
-    if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
-        return _array(space.shape, _type(space.dtype))
     where = f"{path[1:]} of the observations" if path else "the observations"
+    if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
+        dtype = _type(space.dtype)
+        if not _within(space, dtype):
+            raise ConfigError(
+                f"env.id: {where} of {name} are {signals.said(space)}; allowed: whole numbers that {dtype} holds"
+            )
+        return _array(name, space.shape, dtype)
     raise ConfigError(
-        f"env.id: {where} of {name} are {_said(space)}; allowed: Box, Discrete, MultiDiscrete, "
+        f"env.id: {where} of {name} are {signals.said(space)}; allowed: Box, Discrete, MultiDiscrete, "
         "MultiBinary, and Dict or Tuple of them"
     )
 
 
-def _array(shape: tuple[int, ...], dtype: np.dtype) -> Observations:
-    return Observations(Struct(shape, dtype), lambda obs: np.asarray(obs).astype(dtype, copy=False))
+def _array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Observations:
+    return Observations(Struct(shape, dtype), lambda obs: signals.cast(name, np.asarray(obs), dtype))
+
+
+def _within(space: Any, dtype: np.dtype) -> bool:
+    """Whether whole numbers of the space are such of the type.
+
+    An end of the space's own type is no bound: of such a space the numbers are looked at as they come.
+    """
+    own = np.dtype(space.dtype)
+    if own == dtype or own.kind not in "iu":
+        return True
+    if hasattr(space, "nvec"):
+        low, high = space.start, space.start + space.nvec - 1
+    else:
+        low, high = space.low, space.high
+    ends, most = np.iinfo(own), np.iinfo(dtype)
+    return bool(np.all((low >= most.min) | (low == ends.min)) and np.all((high <= most.max) | (high == ends.max)))
 
 
 def _type(dtype: Any) -> np.dtype:
@@ -284,8 +355,3 @@ def _type(dtype: Any) -> np.dtype:
     if np.issubdtype(dtype, np.floating):
         return np.dtype(np.float32)
     return np.dtype(np.int32) if np.issubdtype(dtype, np.integer) and np.dtype(dtype).itemsize > 4 else np.dtype(dtype)
-
-
-def _said(space: Any) -> str:
-    text = str(space)
-    return text if len(text) <= 100 else f"{type(space).__name__}(…)"

@@ -1,4 +1,4 @@
-"""What an environment of the host is. No JAX: processes that only step environments have none (`rlexp.workers`).
+"""What an environment of the host is. No JAX to open one: processes that only step environments have none (`rlexp.workers`).
 
 A module that makes one may have, beside `make`, a function `opened(config, num_envs) -> Opened`, which does what
 `make(config).open(num_envs)` does. Workers call it where there is one: neither it nor the import of its module should need JAX,
@@ -39,3 +39,77 @@ class HostEnv(NamedTuple):
         None  # opens one that can be drawn; raises ConfigError where that cannot be here
     )
     node: Mapping[str, Any] | None = None  # of the configuration: another process makes the same environment of it
+
+
+def held(env: HostEnv) -> HostEnv:
+    """It, whose time steps and states are held to what it says of them, each as it comes.
+
+    Another type would be converted in silence, compile a program again, or fail where nothing names the environment.
+
+    Its `reset`, `step` and `get_state` raise ValueError, which names the array, what was expected of it and what came.
+    """
+    import jax  # not in a worker, whose messages have a layout
+
+    def checking(expected: PyTree, num_envs: int) -> Callable[[str, PyTree], None]:
+        leaves, structure = jax.tree.flatten(tuple(expected) if isinstance(expected, TimeStep) else expected)
+        wanted = [(leaf.dtype, (num_envs, *leaf.shape)) for leaf in leaves]
+
+        def check(what: str, got: PyTree) -> None:
+            """It costs microseconds: a step of small environments has some hundred."""
+            found, its_structure = jax.tree.flatten(tuple(got) if isinstance(got, TimeStep) else got)
+            if its_structure == structure and [_type_of(x) for x in found] == wanted:
+                return
+            names, its_names = _names(expected), _names(got)
+            if its_structure != structure:
+                odd = [n for n in its_names if n not in names] or [f"no {n}" for n in names if n not in its_names]
+                raise ValueError(
+                    f"{env.spec.name}: {what}: expected {', '.join(names)}, got {(odd or [its_structure])[0]}"
+                )
+            for name, leaf, (dtype, shape) in zip(names, found, wanted, strict=True):
+                if _type_of(leaf) != (dtype, shape):
+                    said = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf)
+                    raise ValueError(
+                        f"{env.spec.name}: {what}{name and f': {name}'}: expected {dtype}{list(shape)}, got {said}"
+                    )
+
+        return check
+
+    def hold(opened: Opened, num_envs: int) -> Opened:
+        one: Any = jax.ShapeDtypeStruct((), np.float32)
+        flag: Any = jax.ShapeDtypeStruct((), np.bool_)
+        info = dict.fromkeys(env.info, one) or ()
+        check = checking(TimeStep(env.spec.observation, one, one, flag, flag, info), num_envs)
+        check_state = checking(env.state, num_envs)
+
+        def seen(what: str, timestep: Any) -> TimeStep:
+            check(what, timestep if timestep.info else timestep._replace(info=()))
+            return timestep
+
+        def get_state() -> PyTree:
+            assert opened.get_state is not None
+            state = opened.get_state()
+            check_state("get_state", state)
+            return state
+
+        return opened._replace(
+            reset=lambda seeds: seen("reset", opened.reset(seeds)),
+            step=lambda action: seen("step", opened.step(action)),
+            get_state=None if env.state is None else get_state,
+        )
+
+    film = env.film
+    return env._replace(
+        open=lambda num_envs: hold(env.open(num_envs), num_envs), film=None if film is None else lambda: hold(film(), 1)
+    )
+
+
+def _type_of(x: Any) -> tuple[Any, Any]:
+    return getattr(x, "dtype", None), getattr(x, "shape", None)
+
+
+def _names(tree: PyTree) -> list[str]:
+    """Of its leaves, in their order."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]

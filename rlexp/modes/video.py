@@ -53,9 +53,9 @@ def check(experiment: Experiment) -> None:
                 _told(opened)
             return
         if isinstance(env, Env) and env.draw is not None:
-            env.draw(jax.device_get(jax.jit(env.reset)(jax.random.key(0))[0]))
+            _picture(env.draw(jax.device_get(jax.jit(env.reset)(jax.random.key(0))[0])))
             return
-    except Exception as error:  # the code of an environment may raise anything
+    except (Exception, SystemExit) as error:  # the code of an environment may raise anything
         text = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(f"eval.video: {env.spec.name} cannot be drawn ({text[0]})") from error
     if _picture_of(env.spec) is None:
@@ -65,10 +65,13 @@ def check(experiment: Experiment) -> None:
 
 
 def film(agent: Agent, path: Path) -> Path:
-    """Plays one episode into a file. It is there whole, or not at all."""
+    """Plays one episode into a file. It is there whole, or not at all.
+
+    Raises ValueError for a picture that is none, or of another size than the first one, and whatever the environment raises.
+    """
     _without_a_screen()
     unfinished = path.with_name(f"unfinished-{path.name}")
-    frames = map(_enlarged, itertools.islice(_frames(agent), _MOST_FRAMES))
+    frames = map(_enlarged, _alike(itertools.islice(_frames(agent), _MOST_FRAMES)))
     try:
         (_write_gif if path.suffix == ".gif" else _write_mp4)(unfinished, frames)
         unfinished.replace(path)
@@ -113,7 +116,7 @@ def _played(env: Env | HostEnv, key: Any) -> Any:
     step, (state, timestep) = jax.jit(envs.step), jax.jit(envs.reset)(jax.random.split(key, 1))
     while True:
         one = jax.device_get(jax.tree.map(lambda x: x[0], state))
-        action = yield timestep, env.draw(one) if env.draw else show(jax.device_get(timestep.obs))  # type: ignore[misc]
+        action = yield timestep, _picture(env.draw(one)) if env.draw else show(jax.device_get(timestep.obs))  # type: ignore[misc]
         state, timestep = step(state, action)
 
 
@@ -131,10 +134,24 @@ def _without_a_screen() -> None:
 
 def _told(opened: Opened) -> np.ndarray:
     assert opened.draw is not None
-    picture = np.asarray(opened.draw())
-    if picture.ndim != 3 or picture.shape[-1] != 3:
-        raise ValueError(f"expected a picture [H, W, 3], got shape {list(picture.shape)}")
+    return _picture(opened.draw())
+
+
+def _picture(drawn: Any) -> np.ndarray:
+    picture = np.asarray(drawn)
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or not picture.size:
+        raise ValueError(f"expected a picture uint8[H, W, 3], got {picture.dtype}{list(picture.shape)}")
     return picture
+
+
+def _alike(frames: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Of one size: a film has no other."""
+    first = None
+    for i, frame in enumerate(frames):
+        first = first or frame.shape
+        if frame.shape != first:
+            raise ValueError(f"picture {i} is {list(frame.shape)}, and the first one {list(first)}")
+        yield frame
 
 
 def _picture_of(spec: EnvSpec) -> Callable[[PyTree], np.ndarray] | None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlexp import endings
 from rlexp.config import ConfigError
 from rlexp.envs import gymnasium as adapter
 from rlexp.envs import gymnax
@@ -17,7 +18,9 @@ SEEDS = np.array([3, 1, 4, 15, 2**32 - 1], np.uint32)
 
 
 def config(name: str = "CartPole-v1", limit: int | None = None, **kwargs) -> adapter.Config:
-    return adapter.Config(module=adapter.__name__, id=name, max_episode_steps=limit, kwargs=kwargs)
+    return adapter.Config(
+        module=adapter.__name__, id=name, max_episode_steps=limit, vectorization_mode="sync", kwargs=kwargs
+    )
 
 
 def played(env, actions) -> TimeStep:
@@ -238,9 +241,13 @@ def test_what_cannot_be_learned_from(toy):
             np.zeros(4, np.float32),
             r"an observation \(shape \[4\], float32\) is none .*Box\(.*\(3,\)",
         ),
-        (spaces.Discrete(4), 4, r"an observation is none of its observation_space, Discrete\(4\)"),
-        (spaces.Discrete(4, start=3), 2, r"an observation is none of its observation_space, Discrete\(4, start=3\)"),
-        (spaces.Dict(a=spaces.Discrete(2)), {}, r"an observation is none of its observation_space, Dict\("),
+        (spaces.Discrete(4), 4, r"an observation \(4\) is none of its observation_space, Discrete\(4\)"),
+        (
+            spaces.Discrete(4, start=3),
+            2,
+            r"an observation \(2\) is none of its observation_space, Discrete\(4, start=3\)",
+        ),
+        (spaces.Dict(a=spaces.Discrete(2)), {}, r"an observation \({}\) is none of its observation_space, Dict\("),
     ],
 )
 def test_an_observation_that_is_none_of_its_space_is_named(toy, space, sample, said, monkeypatch):
@@ -249,6 +256,137 @@ def test_an_observation_that_is_none_of_its_space_is_named(toy, space, sample, s
     monkeypatch.setattr(Toy, "step", lambda self, action: (sample, 1.0, False, False, {}))
     with pytest.raises(ValueError, match=f"^Toy-v0: {said}"):
         opened.step(np.zeros(2, np.int32))
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "held"),
+    [
+        (spaces.Box(0, 2**40, (3,), np.int64), "int32"),
+        (spaces.Box(-(2**31) - 1, 5, (3,), np.int64), "int32"),
+        (spaces.Box(0, 2**32, (3,), np.uint64), "int32"),
+        (spaces.MultiDiscrete([3, 2**31 + 2]), "int32"),
+        (spaces.Dict(a=spaces.Box(0, 2**31, (), np.int64), b=spaces.Discrete(2)), "int32"),
+    ],
+)
+def test_whole_numbers_that_devices_do_not_hold_are_refused(toy, space, held):
+    with pytest.raises(
+        ConfigError, match=rf"env\.id: (a of )?the observations of Toy-v0 are .*whole numbers that {held} holds"
+    ):
+        toy(space)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 2**32 - 1, (3,), np.uint32), spaces.MultiDiscrete([3, 2**31])])
+def test_whole_numbers_that_they_hold_are_kept(toy, space):
+    opened = toy(space).open(2)
+    obs = opened.reset(np.arange(2, dtype=np.uint32)).obs
+    wanted = []
+    for seed in range(2):
+        space.seed(seed)
+        wanted.append(space.sample())
+    np.testing.assert_array_equal(obs, np.stack(wanted).astype(np.int64))
+    opened.close()
+
+
+ENDLESS = spaces.Box(-np.inf, np.inf, (2,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("space", "sample", "said"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([300, 1], np.uint16), r"\(shape \[2\], uint16\) is none .*uint8"),
+        (spaces.Box(-9, 9, (2,), np.int8), np.array([300, 1]), r"\(shape \[2\], int64\) is none .*int8"),
+        (spaces.MultiBinary(2), [300, 1], r"\(\[300, 1\]\) is none .*MultiBinary"),
+        (
+            spaces.Tuple([ENDLESS, spaces.Discrete(2)]),
+            (np.array([0, 2**32 + 5]), 0),
+            "has 4294967301, which int32 does not",
+        ),
+        (ENDLESS, np.array([-(2**31) - 1, 0]), "has -2147483649, which int32 does not hold"),
+        (
+            spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            np.array([0, 1e300]),
+            r"has 1e\+300, which float32 does not hold",
+        ),
+        (spaces.Box(-np.inf, np.inf, (2,)), np.array([0, -1e300]), r"\(shape \[2\], float64\) is none of .*float32"),
+    ],
+)
+@pytest.mark.parametrize("signal", ["reset", "step"])
+def test_a_number_that_does_not_fit_is_none_that_is_seen(toy, space, sample, said, signal, monkeypatch):
+    opened = toy(space).open(2)
+    monkeypatch.setattr(type(space), "sample", lambda self: sample)
+    monkeypatch.setattr(Toy, "step", lambda self, action: (sample, 1.0, False, False, {}))
+    if signal == "step":
+        monkeypatch.setattr(Toy, "reset", lambda self, **_: (no_numbers(space), {}))
+        opened.reset(np.arange(2, dtype=np.uint32))
+    with pytest.raises(ValueError, match=f"^Toy-v0: an observation {said}"):
+        opened.step(np.zeros(2, np.int32)) if signal == "step" else opened.reset(np.arange(2, dtype=np.uint32))
+    opened.close()
+
+
+def no_numbers(space):
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(no_numbers, space.spaces))
+    return 0 if isinstance(space, spaces.Discrete) else np.zeros(space.shape, space.dtype)
+
+
+@pytest.mark.parametrize("sample", [np.array([1, 2], np.uint16), np.array([1, 2], np.int64), [1, 2], (np.int8(1), 2)])
+def test_a_number_that_fits_is_seen_whatever_its_type(toy, sample, monkeypatch):
+    opened = toy(spaces.Box(0, 9, (2,), np.int16)).open(2)
+    opened.reset(np.arange(2, dtype=np.uint32))
+    monkeypatch.setattr(Toy, "step", lambda self, action: (sample, np.float32(1), np.bool_(False), 0, {}))
+    np.testing.assert_array_equal(opened.step(np.zeros(2, np.int32)).obs, np.int16([[1, 2]] * 2))
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ((0, np.array([1.0]), False, False, {}), r"reward of step is an array of shape \[1\]; expected a number"),
+        ((0, None, False, False, {}), "reward of step is None; expected a number"),
+        ((0, "1", False, False, {}), "reward of step is '1'; expected a number"),
+        ((0, 1.0, None, False, {}), "terminated of step is None; expected a bool"),
+        ((0, 1.0, False, np.zeros(1, bool), {}), r"truncated of step is an array of shape \[1\]; expected a bool"),
+        ((0, 1.0, False, {}), r"step raises ValueError: not enough values to unpack \(expected 5, got 4\)"),
+        ((None, 1.0, False, False, {}), r"an observation \(None\) is none of its observation_space, Discrete\(2\)"),
+        (KeyError("inventory\nof two lines"), "step raises KeyError: 'inventory"),
+        (OSError("no simulator\nhere"), "step raises OSError: no simulator$"),
+    ],
+)
+def test_a_step_that_is_none_is_named(toy, told, said, monkeypatch):
+    def step(self, action):
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    opened = toy().open(2)
+    opened.reset(np.arange(2, dtype=np.uint32))
+    monkeypatch.setattr(Toy, "step", step)
+    with pytest.raises((ValueError, RuntimeError), match=f"^Toy-v0: {said}") as raised:
+        opened.step(np.zeros(2, np.int32))
+    assert endings.place(raised.value).startswith(__file__) == isinstance(told, Exception)  # its own code is pointed at
+    opened.close()
+
+
+@pytest.mark.parametrize("told", [RuntimeError("no simulator"), np.zeros(3), ()])
+def test_a_reset_that_is_none_is_named(toy, told, monkeypatch):
+    def reset(self, **_):
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    opened = toy().open(2)
+    monkeypatch.setattr(Toy, "reset", reset)
+    with pytest.raises(RuntimeError, match=r"^Toy-v0: reset raises \w+Error: (no simulator|.*values to unpack)"):
+        opened.reset(np.arange(2, dtype=np.uint32))
+    opened.close()
+
+
+def test_a_category_of_very_many_takes_no_table_of_them(toy):
+    opened = toy(spaces.Discrete(1_000_000, start=-3)).open(2)
+    obs = opened.reset(np.arange(2, dtype=np.uint32)).obs
+    assert obs.shape == (2, 1_000_000) and obs.dtype == np.float32
+    np.testing.assert_array_equal(obs.sum(axis=-1), 1)
     opened.close()
 
 

@@ -138,7 +138,9 @@ def test_what_minari_collects_in_gymnasium_is_read(data_format, tmp_path, monkey
             "pendulum/random-v0", buffers, env=game, observation_space=_doubled(game), data_format=data_format
         )
     game.close()
-    env = adapter.make(adapter.Config(module="", id="Pendulum-v1", max_episode_steps=None, kwargs={}))
+    env = adapter.make(
+        adapter.Config(module="", id="Pendulum-v1", max_episode_steps=None, vectorization_mode="sync", kwargs={})
+    )
     if data_format == "arrow":
         _two_batches(tmp_path / "pendulum/random-v0/data/0")
     ours = reading.opened("pendulum/random-v0")

@@ -1,6 +1,7 @@
 """Episodes on film: `run=eval eval.video=gif|mp4`, of environments of the host and compiled ones."""
 
 import contextlib
+import json
 import subprocess
 
 import imageio_ffmpeg
@@ -11,19 +12,27 @@ from PIL import Image, ImageSequence
 from support import QUIET, SMALL, build
 
 import rlexp
+from rlexp import endings, session
 from rlexp.config import ConfigError
 from rlexp.loggers import fan_out
 from rlexp.loggers.base import Logger
 from rlexp.modes import video
+from rlexp.training.loop import Member
 
 TINY = (*QUIET, *SMALL, "total_env_steps=64", "eval.every_env_steps=null", "eval.at_start=false", "algo.num_envs=4")
+
+WALK = ("env=gymnasium", "env.id=envs.drawn:Walk-v0", "env.max_episode_steps=10")
 
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
     """A run in an environment of Gymnasium's that shows how far it has come."""
-    overrides = [*TINY, "env=gymnasium", "env.id=envs.drawn:Walk-v0", "env.max_episode_steps=10"]
-    return rlexp.train(overrides, {"hydra.run.dir": tmp_path_factory.mktemp("walked") / "run"}).dir
+    return rlexp.train([*TINY, *WALK], {"hydra.run.dir": tmp_path_factory.mktemp("walked") / "run"}).dir
+
+
+@pytest.fixture(scope="module")
+def agent(walked):
+    return rlexp.load(walked)
 
 
 def frames_of(path) -> list[np.ndarray]:
@@ -54,8 +63,7 @@ def loggers_of(config, infos):
     return progress.make("off", infos)
 
 
-def test_mp4(walked, tmp_path):
-    agent = rlexp.load(walked)
+def test_mp4(agent, tmp_path):
     path = video.film(agent, tmp_path / "video.mp4")
     told = subprocess.run(
         [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"],
@@ -65,12 +73,84 @@ def test_mp4(walked, tmp_path):
     assert [int((frame[:, 0, 0] > 128).sum()) for frame in frames] == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_breaks_while_it_is_filmed_leaves_no_file(walked, tmp_path, monkeypatch):
-    agent = rlexp.load(walked)
+def test_what_breaks_while_it_is_filmed_leaves_no_file(agent, tmp_path, monkeypatch):
     monkeypatch.setattr(video, "_told", lambda opened: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         video.film(agent, tmp_path / "video.gif")
     assert [*tmp_path.iterdir()] == []
+
+
+ODD = [
+    (np.zeros((8, 8, 3), np.float64), r"expected a picture uint8\[H, W, 3\], got float64\[8, 8, 3\]"),
+    (np.zeros((8, 8), np.uint8), r"expected a picture uint8\[H, W, 3\], got uint8\[8, 8\]"),
+    (np.zeros((8, 8, 4), np.uint8), r"expected a picture uint8\[H, W, 3\], got uint8\[8, 8, 4\]"),
+    (np.zeros((8, 0, 3), np.uint8), r"expected a picture uint8\[H, W, 3\], got uint8\[8, 0, 3\]"),
+    (None, r"expected a picture uint8\[H, W, 3\], got object\[\]"),
+]
+
+
+@pytest.mark.parametrize(("picture", "said"), ODD)
+@pytest.mark.parametrize("line", ["env=gymnasium env.id=envs.drawn:Walk-v0", "env=gymnax/cartpole"])
+def test_what_is_no_picture_cannot_be_filmed(line, picture, said, monkeypatch):
+    experiment = build("run=eval", *line.split(), "eval.video=gif")
+    env = experiment.env_of(experiment.settings)
+    drawn = {"draw": lambda *_: picture} if hasattr(env, "draw") else {"film": filmed(env, lambda: picture)}
+    with pytest.raises(ConfigError, match=rf"^eval\.video: .* cannot be drawn \({said}\)$"):
+        video.check(experiment._replace(env_of=lambda *_: env._replace(**drawn)))
+
+
+def filmed(env, draw):
+    film = env.film
+    return lambda: film()._replace(draw=draw)
+
+
+def late(picture):
+    """Draws as it does, but for this in its fourth picture."""
+
+    def render(self):
+        if self.at < 3:
+            return np.zeros((7, 241, 3), np.uint8)
+        if isinstance(picture, BaseException):
+            raise picture
+        return picture
+
+    return render
+
+
+LATE = [
+    (np.zeros((9, 241, 3), np.uint8), r"picture 3 is \[9, 241, 3\], and the first one \[7, 241, 3\]"),
+    (np.zeros((7, 241, 3)), r"expected a picture uint8\[H, W, 3\], got float64"),
+    (RuntimeError("context lost\nreally"), "context lost"),
+]
+
+
+@pytest.mark.parametrize(("picture", "said"), LATE)
+@pytest.mark.parametrize("kind", ["gif", "mp4"])
+def test_a_film_with_an_odd_picture_is_none(agent, kind, picture, said, tmp_path, monkeypatch):
+    monkeypatch.setattr("envs.drawn.Walk.render", late(picture))
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        video.film(agent, tmp_path / f"video.{kind}")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("context lost\nreally"), SystemExit("no display")])
+def test_an_evaluation_is_whole_whatever_its_film_does(walked, failure, tmp_path, monkeypatch, capsys):
+    """It is written, printed and handed to the loggers, which are closed; then the command fails by what it was asked for."""
+    heard = []
+    make = Logger(log=lambda _: heard.append("log"), close=lambda _: heard.append("close"))
+    monkeypatch.setattr("rlexp.loggers.make", lambda config, infos: ([make], loggers_of(config, infos)))
+    monkeypatch.setattr("envs.drawn.Walk.render", late(failure))
+    overrides = [*TINY, *WALK, "run=eval", "eval.video=gif", "logger.progress=off"]
+    member = Member(build(*overrides), tmp_path, "e0000000")
+    with pytest.raises(session.NotFilmed) as told:
+        session.evaluate_run(member, walked)
+    assert heard == ["log", "close"]
+    assert json.loads((tmp_path / "summary.json").read_text())["objective"] == 5
+    assert capsys.readouterr().out.startswith("return 5.00")
+    line, code = endings.words(told.value, run_dir=None)
+    reason = str(failure).splitlines()[0]
+    assert code == 1 and line.startswith("eval.video: the evaluation is whole, but no episode was filmed")
+    assert line.endswith(f"{reason})")
 
 
 @pytest.mark.parametrize(

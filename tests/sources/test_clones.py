@@ -1,5 +1,6 @@
 """Environments of the host that can be cloned: a resumed run is the undisturbed one, bit for bit."""
 
+import re
 from typing import NamedTuple
 
 import gymnasium
@@ -47,15 +48,54 @@ class NamedWalk(Walk):
         self.at, self.count = np.array(state.at), int(state.count)
 
 
+class Odd(Walk):
+    """Has methods of these names that do something else."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def get_state(self, *args):
+        if self.how == "raises":
+            raise NotImplementedError
+        if self.how == "exits":
+            raise SystemExit("no state")
+        if self.how == "text":
+            return {"name": "abc", "at": self.at}
+        if self.how == "nothing":
+            return {"at": self.at, "none": None}
+        if self.how == "object":
+            return object()
+        if self.how == "keys":
+            return {1: self.at, "count": self.count}
+        if self.how == "long":
+            return self.at.astype(np.longdouble)
+        if self.how == "grows":
+            return {"seen": np.zeros(self.count + 1), "at": self.at}
+        if self.how == "turns":
+            return np.int64(0) if self.count else 0.0
+        return {"at": self.at, "count": self.count}
+
+    def set_state(self, *args):
+        if self.how == "two":
+            _, _ = args
+
+
+class Asked(Odd):
+    def get_state(self, full):
+        return super().get_state(full)
+
+
 if "Clone-v0" not in gymnasium.registry:
     gymnasium.register("Clone-v0", Walk, max_episode_steps=13)
     gymnasium.register("Named-v0", NamedWalk, max_episode_steps=13)
+    gymnasium.register("Odd-v0", Odd, max_episode_steps=13)
+    gymnasium.register("Asked-v0", Asked, max_episode_steps=13)
     gymnasium.register("Stacked-v0", lambda: gymnasium.wrappers.FrameStackObservation(Walk(), 4), max_episode_steps=13)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Clone-v0", "Named-v0"])
 def test_another_one_goes_on_as_this_would_have(name):
-    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, kwargs={}))
+    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, vectorization_mode="sync", kwargs={}))
     rng = np.random.default_rng(0)
     first, second = env.open(4), env.open(4)
     first.reset(np.arange(4, dtype=np.uint32))
@@ -81,8 +121,42 @@ def test_another_one_goes_on_as_this_would_have(name):
 @pytest.mark.parametrize("name", ["Acrobot-v1", "Stacked-v0"])
 def test_one_that_does_not_say_so_is_not_cloned(name):
     """Nor one in a wrapper that has a state of its own, of which nothing is told."""
-    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, kwargs={}))
+    env = adapter.make(adapter.Config(module="", id=name, max_episode_steps=None, vectorization_mode="sync", kwargs={}))
     assert env.state is None
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "why"),
+    [
+        ("Odd", "raises", "NotImplementedError: no reason given"),
+        ("Odd", "exits", "SystemExit: no state"),
+        ("Asked", "asks", r"TypeError: .*missing 1 required positional argument: 'full'"),
+        ("Odd", "text", "get_state gives <U3; expected arrays and numbers"),
+        ("Odd", "nothing", "get_state gives object; expected arrays and numbers"),
+        ("Odd", "object", "get_state gives object; expected arrays and numbers"),
+        ("Odd", "keys", "TypeError: '<' not supported"),
+        ("Odd", "long", "get_state gives float128; expected arrays and numbers of at most 64 bits"),
+        ("Odd", "grows", "get_state gives arrays of another shape or type after a step"),
+        ("Odd", "turns", "get_state gives arrays of another shape or type after a step"),
+        ("Odd", "two", "ValueError: not enough values to unpack"),
+        ("Odd", "ignores", "get_state gives something else than set_state was given"),
+    ],
+)
+def test_one_whose_methods_mean_something_else_is_not_cloned_and_says_so_in_a_line(name, how, why, capsys):
+    adapter._note.cache_clear()
+    for _ in range(2):
+        env = adapter.make(
+            adapter.Config(
+                module="", id=f"{name}-v0", max_episode_steps=None, vectorization_mode="sync", kwargs={"how": how}
+            )
+        )
+        assert env.state is None
+    (line,) = capsys.readouterr().err.splitlines()  # once
+    assert re.match(f"rlexp: {name}-v0 is not cloned, so that a resumed run begins new episodes: .*{why}", line)
+    opened = env.open(2)
+    opened.reset(np.arange(2, dtype=np.uint32))
+    assert opened.step(np.zeros(2, np.int32)).obs.shape == (2, 2)  # it is trained as others are
+    opened.close()
 
 
 @pytest.mark.slow

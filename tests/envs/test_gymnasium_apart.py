@@ -1,0 +1,86 @@
+"""Environments of Gymnasium in processes of their own, against the same ones in this process; and what happens when one ends."""
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from rlexp.envs import gymnasium as adapter
+
+SEEDS = np.array([3, 15], np.uint32)
+NUM_STEPS, LIMIT = 12, 5
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Opens so many of an environment; closed at the end."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # which their processes have too
+    opened = []
+
+    def of(mode: str, name: str, limit: int | None = LIMIT, **kwargs):
+        config = adapter.Config(
+            module=adapter.__name__, id=name, max_episode_steps=limit, vectorization_mode=mode, kwargs=kwargs
+        )
+        opened.append(adapter.make(config).open(len(SEEDS)))
+        return opened[-1]
+
+    yield of
+    for one in opened:
+        one.close()
+
+
+def test_they_do_what_they_do_in_this_process(apart):
+    """Rows, states, and what goes on from each state, also one in which an episode is over."""
+    actions = np.random.default_rng(0).integers(0, 2, (NUM_STEPS, len(SEEDS))).astype(np.int32)
+    here, there, later = apart("sync", "CartPole-v1"), apart("async", "CartPole-v1"), apart("async", "CartPole-v1")
+    rows, states = [here.reset(SEEDS)], []
+    equal(there.reset(SEEDS), rows[0])
+    for action in actions:
+        states.append(here.get_state())
+        equal(there.get_state(), states[-1])
+        rows.append(here.step(action))
+        equal(there.step(action), rows[-1])
+    assert any(row.last.any() for row in rows[:-1])  # there were episodes that ended
+    for i in (0, LIMIT - 1, LIMIT, LIMIT + 1):
+        later.set_state(states[i])
+        for action, row in zip(actions[i:], rows[i + 1 :], strict=True):
+            equal(later.step(action), row)
+
+
+def equal(a, b) -> None:
+    assert jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+def test_an_error_is_told_as_its_own_and_no_process_is_left(apart, recwarn):
+    env = apart("async", "game_apart:Apart-v0", what="raises")
+    env.reset(SEEDS)
+    for _ in range(2):
+        seen = env.step(np.zeros(2, np.int32)).obs
+        assert seen[:, 0].tolist() == [0, 0]  # no JAX
+    with pytest.raises(RuntimeError, match="Apart-v0: step raises KeyError: 'the third step'"):
+        env.step(np.zeros(2, np.int32))
+    assert not recwarn.list
+    env.close()
+    no_process_is_left()
+
+
+def test_a_process_that_ends_is_told(apart):
+    env = apart("async", "game_apart:Apart-v0", what="dies")
+    env.reset(SEEDS)
+    for _ in range(2):
+        env.step(np.zeros(2, np.int32))
+    with pytest.raises(RuntimeError, match="Apart-v0: the process of an environment ended, with exit code 7"):
+        env.step(np.zeros(2, np.int32))
+    env.close()
+    no_process_is_left()
+
+
+def no_process_is_left() -> None:
+    for _ in range(100):
+        if not multiprocessing.active_children():
+            return
+        time.sleep(0.1)
+    raise AssertionError(multiprocessing.active_children())
