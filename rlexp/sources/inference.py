@@ -9,7 +9,8 @@ those who wait, as soon as they are `inference_batch` environments, or nobody el
 `inference_wait_ms`. It owns what the policy remembers of each environment, its last action, and its unfinished unroll. Each step
 has the newest policy, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how
 old they may be: at most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along
-and nothing else; it is started anew.
+and nothing else; it is started anew. One that is lost again and again without an unroll in between ends the run: that rule has no
+clock, so that an unroll may take as long as it does.
 
 A checkpoint keeps the key alone, as that of `rlexp.sources.host`. With several workers the numbers depend on the clock.
 """
@@ -66,9 +67,9 @@ class Config:
     max_message_bytes: Host[Bytes]
     """No message may be larger; a worker that sends one is turned away."""
     silence_s: Host[Seconds]
-    """A worker that has an action and answers nothing for so long is given up, and started anew."""
+    """A worker that has an action and answers nothing for so long is given up, and started anew; longer than any step takes."""
     timeout_s: Host[Seconds]
-    """The run ends with an error when no environment has moved for so long."""
+    """The run ends with an error when no environment has taken a step for so long; an unroll may take longer."""
 
 
 def make(

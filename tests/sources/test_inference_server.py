@@ -14,6 +14,7 @@ import pytest
 from sources.remote import NUM_ENVS, NUM_STEPS, Call, Plays, acting, policy
 
 from rlexp.config import ConfigError
+from rlexp.sources import acting as acting_module
 from rlexp.sources.unrolls import side_by_side
 from rlexp.workers import address, meeting, wire
 from rlexp.workers.wire import Kind
@@ -310,6 +311,33 @@ def test_without_workers_the_learner_ends_with_an_error(tmp_path):
     said = r"no environment has moved for 0\.5 s; worker 0, 1 is not here"
     with acting(tmp_path, num_workers=2, timeout_s=0.5) as server, pytest.raises(TimeoutError, match=said):
         server.learn_from((policy(0),))
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, NUM_STEPS - 1])
+def test_who_is_lost_again_and_again_without_an_unroll_ends_the_run(tmp_path, monkeypatch, num_steps):
+    """Whoever starts it, and however far it comes; one that makes an unroll each time may be lost as often as it likes."""
+    monkeypatch.setattr(acting_module, "LOSSES", 3)
+    lives: list[int] = []
+
+    def live() -> None:
+        for num in [*[NUM_STEPS] * 4, *[num_steps] * 2]:  # the last whole one is lost, too
+            call = Call(tmp_path).hello()
+            lives.append(num)
+            for step in range(num + 1):
+                call.answer()
+                call.step(0, len(lives), step)
+            call.answer()
+            call.close()
+
+    def learn(server) -> None:
+        for update in range(10):
+            assert_whole(server.learn_from((policy(update),))[0])
+
+    with acting(tmp_path, max_lag=10, timeout_s=5.0) as server:
+        threading.Thread(target=live, name="plays").start()
+        with pytest.raises(RuntimeError, match=r"worker 0 was lost 3 times in a row before it had made an unroll"):
+            learn(server)
+        assert len(lives) == 6
 
 
 def test_an_error_of_the_environment_ends_the_run_with_it(tmp_path):
