@@ -59,7 +59,7 @@ class Config:
     address: Host[Text]
     """Where the server listens: host:port, of which port 0 is any free one; or unix:<path>."""
     tls_certificate: Host[Text | None]
-    """File with the server's certificate; null: no TLS."""
+    """File with the server's certificate, which names the host that workers are told; null: no TLS."""
     tls_key: Host[Text | None]
     """File with its private key."""
     tls_authority: Host[Text | None]
@@ -123,7 +123,7 @@ def make(
 
     def check() -> None:
         address.check_here(listens)
-        address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority)
+        address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority, listens)
         if config.start == "slurm" and shutil.which("sbatch") is None:
             raise ConfigError(
                 "algo.source.start: slurm needs sbatch, which is not on the PATH; allowed: processes|none"
@@ -161,7 +161,7 @@ def make(
                 batch_timeout_s=config.inference_wait_ms / 1000,
                 start=_start(config),
                 address=listens,
-                tls=address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority),
+                tls=address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority, listens),
                 max_message_bytes=config.max_message_bytes,
                 silence_s=float(config.silence_s),
                 timeout_s=float(config.timeout_s),

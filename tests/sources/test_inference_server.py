@@ -20,6 +20,7 @@ from rlexp.workers import address, meeting, wire
 from rlexp.workers.wire import Kind
 
 Code = grpc.StatusCode
+HERE = "127.0.0.1:0"
 
 
 @pytest.fixture(autouse=True)
@@ -386,21 +387,22 @@ def test_a_unix_socket(tmp_path):
     assert not (tmp_path / "socket").exists()
 
 
-def signed(folder, name: str) -> tuple[str, str]:
-    """(certificate, key) of 127.0.0.1, signed by itself."""
-    certificate, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=rlexp", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+def signed(folder, name: str, *, names: str = "IP:127.0.0.1", days: int = 2) -> tuple[str, str]:
+    """(certificate, key) of these names, signed by itself."""
+    certificate, key, request = (str(folder / f"{name}.{ending}") for ending in ("pem", "key", "csr"))
+    for line in (
+        ["req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=rlexp",
+         "-addext", f"subjectAltName={names}", "-keyout", key, "-out", request],
+        ["x509", "-req", "-in", request, "-signkey", key, "-days", str(days), "-copy_extensions", "copy", "-out", certificate],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *line], check=True, capture_output=True, timeout=60)
     return certificate, key
 
 
 def test_tls(tmp_path):
     certificate, key = signed(tmp_path, "ours")
     other, other_key = signed(tmp_path, "others")
-    tls = address.check_tls(certificate, key, None)
+    tls = address.check_tls(certificate, key, None, HERE)
     with acting(tmp_path, tls=tls) as server:
         worker = Plays(tmp_path)
         assert_whole(server.learn_from((policy(0),))[0])
@@ -411,17 +413,44 @@ def test_tls(tmp_path):
             call.close()
     worker.join(10)
     with pytest.raises(ConfigError, match=r"tls_key: .* is no key"):
-        address.check_tls(certificate, other_key, None)
+        address.check_tls(certificate, other_key, None, HERE)
     with pytest.raises(ConfigError, match=r"tls_certificate: .* cannot be read \(No such file"):
-        address.check_tls(str(tmp_path / "none"), key, None)
+        address.check_tls(str(tmp_path / "none"), key, None, HERE)
     with pytest.raises(ConfigError, match=r"tls_key: this key is missing"):
-        address.check_tls(certificate, None, None)
+        address.check_tls(certificate, None, None, HERE)
     with pytest.raises(ConfigError, match=r"tls_authority: .* is no certificate"):
-        address.check_tls(certificate, key, key)
+        address.check_tls(certificate, key, key, HERE)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "localhost", "127.0.0.1:", ":1", "1.2.3.4:99999", "unix:relative", "http://a:1", "::1:0"]
+    ("listens", "given", "said"),
+    [
+        (HERE, {"names": "DNS:other.example"}, r"reach the server as '127\.0\.0\.1'.* not valid for '127\.0\.0\.1'"),
+        ("[::1]:0", {}, r"reach the server as '::1'.* not valid for '::1'"),
+        ("0.0.0.0:0", {}, f"reach the server as '{socket.gethostname()}'.* not valid for '{socket.gethostname()}'"),
+        (HERE, {"days": -1}, "certificate has expired"),
+        ("unix:/tmp/a", {"names": "DNS:localhost"}, "is for host:port, and algo.source.address is 'unix:/tmp/a'"),
+    ],
+)
+def test_a_certificate_that_workers_would_refuse_is_told_at_once(tmp_path, listens, given, said):
+    certificate, key = signed(tmp_path, "ours", **given)
+    with pytest.raises(ConfigError, match=rf"^algo\.source\.tls_certificate: '{certificate}' .*{said}") as told:
+        address.check_tls(certificate, key, None, listens)
+    assert "\n" not in str(told.value)
+
+
+def test_a_certificate_that_the_authority_did_not_sign_is_told_at_once(tmp_path):
+    other, _ = signed(tmp_path, "other")
+    with pytest.raises(
+        ConfigError, match=rf"^algo\.source\.tls_certificate: .* trust '{other}': self.signed certificate"
+    ):
+        address.check_tls(*signed(tmp_path, "ours"), other, HERE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "localhost", "127.0.0.1:", ":1", "1.2.3.4:99999", "unix:relative", "http://a:1", "::1:0"]
+    + [f"unix:/tmp/a{one}b" for one in ("#", "?", ",", "%", "%20", "\0")],
 )
 def test_what_is_no_address(text):
     with pytest.raises(ConfigError, match=r"^algo\.source\.address: "):
@@ -429,7 +458,7 @@ def test_what_is_no_address(text):
 
 
 def test_addresses():
-    for text in ("127.0.0.1:0", "[::1]:0", "localhost:5000", "unix:/tmp/a"):
+    for text in ("127.0.0.1:0", "[::1]:0", "localhost:5000", "unix:/tmp/a b:c&=+@;ä"):
         address.check(text)
     assert address.reached_at("127.0.0.1:0", 7) == "127.0.0.1:7"
     assert address.reached_at("[::1]:0", 7) == "[::1]:7"
