@@ -11,6 +11,7 @@ import jax
 from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
+from rlexp.envs.host import ending_well
 from rlexp.networks.base import MemoryTorso
 from rlexp.sameness import resume_fingerprint
 from rlexp.sources.base import HostSource, Source, environments, is_host, stepping
@@ -94,7 +95,7 @@ def build(
     if isinstance(env, Env):
         own = Shared(env=env.shared)
     elif isinstance(env, HostEnv):
-        env = env._replace(node=node["env"])
+        env = ending_well(env)._replace(node=node["env"])
     stepping_module = stepping(modules)
     is_over, on_host = stepping_module is not source_module, is_host(stepping_module)
     _check_place(modules, env, stepping_module, on_host)

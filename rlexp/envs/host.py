@@ -5,11 +5,14 @@ A module that makes one may have, beside `make`, a function `opened(config, num_
 which `make` can import itself.
 """
 
+import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlexp.envs.imports import reason
 from rlexp.types import Continuous, EnvSpec, PyTree, TimeStep
 
 
@@ -39,3 +42,25 @@ class HostEnv(NamedTuple):
         None  # opens one that can be drawn; raises ConfigError where that cannot be here
     )
     node: Mapping[str, Any] | None = None  # of the configuration: another process makes the same environment of it
+
+
+def ending_well(env: HostEnv) -> HostEnv:
+    """The same, whose environments raise nothing as they are closed: what came of them stands. The first error is told."""
+    told = list[str]()
+
+    def close(opened: Opened) -> None:
+        try:
+            opened.close()
+        except (Exception, SystemExit) as error:  # the code of an environment may raise anything
+            if not told:
+                told.append(f"warning: an environment of {env.spec.name} failed as it was closed ({reason(error)})")
+                print(told[0], file=sys.stderr, flush=True)
+
+    def of(open: Callable[..., Opened]) -> Callable[..., Opened]:
+        def opened(*args: Any) -> Opened:
+            made = open(*args)
+            return made._replace(close=functools.partial(close, made))
+
+        return opened
+
+    return env._replace(open=of(env.open), film=env.film and of(env.film))
