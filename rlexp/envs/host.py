@@ -5,11 +5,13 @@ A module that makes one may have, beside `make`, a function `opened(config, num_
 which `make` can import itself.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlexp.envs.imports import reason
 from rlexp.types import Continuous, EnvSpec, PyTree, TimeStep
 
 
@@ -46,7 +48,8 @@ def held(env: HostEnv) -> HostEnv:
 
     Another type would be converted in silence, compile a program again, or fail where nothing names the environment.
 
-    Its `reset`, `step` and `get_state` raise ValueError, which names the array, what was expected of it and what came.
+    Its `reset`, `step` and `get_state` raise ValueError, which names the array, what was expected of it and what came. Its `close`
+    raises nothing, since what came of it stands: the first error is told.
     """
     import jax  # not in a worker, whose messages have a layout
 
@@ -74,6 +77,16 @@ def held(env: HostEnv) -> HostEnv:
 
         return check
 
+    told = list[str]()
+
+    def close(opened: Opened) -> None:
+        try:
+            opened.close()
+        except (Exception, SystemExit) as error:  # the code of an environment may raise anything
+            if not told:
+                told.append(f"warning: an environment of {env.spec.name} failed as it was closed ({reason(error)})")
+                print(told[0], file=sys.stderr, flush=True)
+
     def hold(opened: Opened, num_envs: int) -> Opened:
         one: Any = jax.ShapeDtypeStruct((), np.float32)
         flag: Any = jax.ShapeDtypeStruct((), np.bool_)
@@ -95,6 +108,7 @@ def held(env: HostEnv) -> HostEnv:
             reset=lambda seeds: seen("reset", opened.reset(seeds)),
             step=lambda action: seen("step", opened.step(action)),
             get_state=None if env.state is None else get_state,
+            close=lambda: close(opened),
         )
 
     film = env.film

@@ -30,6 +30,7 @@ from rlexp.workers.wire import Kind
 
 LOOK_S = 0.25  # a wait looks up as often, whatever happens
 END_S = 5.0  # within which workers have to end
+LOSSES = 10  # of one worker in a row, without an unroll of it; `keeper` ends the run sooner where a process has ended
 
 
 class Settings(NamedTuple):
@@ -111,6 +112,7 @@ class Acting:
         self._memory_structure = jax.tree.structure(jax.eval_shape(lambda: algorithm.carry(1)))
         self._players: dict[int, Player] = {}
         self._counted = Counted()
+        self._losses = [0] * settings.num_workers  # of each, since its last unroll
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[tuple[list[Unroll], Counted]] = queue.SimpleQueue()
         self._error: BaseException | None = None
@@ -169,7 +171,7 @@ class Acting:
     def learn_from(self, policies: tuple[PyTree, ...]) -> tuple[list[Unroll], Counted]:
         """Acts with this policy from now on, on the devices where it lies; the batch of its version.
 
-        Raises what a worker raised, and TimeoutError.
+        Raises what a worker raised, RuntimeError where one is lost again and again, and TimeoutError.
         """
         self._moved = time.monotonic()  # workers may have waited for it
         self.version += 1
@@ -249,9 +251,7 @@ class Acting:
             self._welcome(event.life)
         elif isinstance(event, Left):
             if self._player(event.life) is not None:
-                del self._players[event.life.worker]
-                self._unrolls.drop(event.life)
-                self._counted = self._counted._replace(lost=self._counted.lost + 1)
+                self._lose(event.life)
         elif isinstance(event, Failed):
             why = event.error.strip().splitlines()[-1:] or ["it failed, and said nothing"]
             raise RuntimeError(f"worker {event.life.worker}: {why[0]}\n{event.error.strip()}")
@@ -270,6 +270,17 @@ class Acting:
         told = [int(seed) for seed in seeds.generate_state(self._settings.num_envs)]
         life.answer(wire.write(Kind.WELCOME, {"seeds": told}))
 
+    def _lose(self, life: Life) -> None:
+        del self._players[life.worker]
+        self._unrolls.drop(life)
+        self._counted = self._counted._replace(lost=self._counted.lost + 1)
+        self._losses[life.worker] += 1
+        if self._losses[life.worker] >= LOSSES:  # however slow an unroll is: it does not come to its end
+            raise RuntimeError(
+                f"worker {life.worker} was lost {LOSSES} times in a row before it had made an unroll of algo.num_steps steps: "
+                "it ended, its connection was cut, or it answered nothing for algo.source.silence_s"
+            )
+
     def _publish(self, policies: tuple[PyTree, ...]) -> None:
         for policy in policies[len(self._tables) :]:
             num = (self._settings.num_workers + 1) * self._settings.num_envs
@@ -287,22 +298,23 @@ class Acting:
         self._moved = player.waits_since
         if not before:
             return
-        if self._keeper is not None:
-            self._keeper.heard(player.life.worker)
         *obs, first, last = before[2 + len(self._env.info) :]
         reward, discount, *info = arrays[: 2 + len(self._env.info)]
         valid = 1 - last.astype(np.float32)  # after a last row comes a reset, which is no transition
         player.episode_return = valid * (player.episode_return + reward)
         player.episode_length = valid * (player.episode_length + 1)
-        if self._unrolls.under_way(player.life) is None:  # it has ended early
-            return
-        assert player.acted is not None
-        ends, ended = valid * arrays[-1], None
-        if ends.any():
-            sums = [np.dot(ends, x) for x in (player.episode_return, player.episode_length, *info)]
-            ended = np.array([*sums, ends.sum()], np.float32)
-        row = Row(obs, first, *player.acted, valid * reward, np.maximum(last, discount), valid, ended)
-        self._unrolls.add(player.life, row, (arrays[2 + len(info) : -2], arrays[-2]))
+        if self._unrolls.under_way(player.life) is not None:  # it has not ended early
+            assert player.acted is not None
+            ends, ended = valid * arrays[-1], None
+            if ends.any():
+                sums = [np.dot(ends, x) for x in (player.episode_return, player.episode_length, *info)]
+                ended = np.array([*sums, ends.sum()], np.float32)
+            row = Row(obs, first, *player.acted, valid * reward, np.maximum(last, discount), valid, ended)
+            self._unrolls.add(player.life, row, (arrays[2 + len(info) : -2], arrays[-2]))
+        if self._unrolls.under_way(player.life) is None:  # a step alone is no progress: it may never come further
+            self._losses[player.life.worker] = 0
+            if self._keeper is not None:
+                self._keeper.heard(player.life.worker)
 
     def _candidates(self) -> list[Player]:
         """Whom the policy can act for, those who wait for longest first."""

@@ -173,10 +173,7 @@ def make(
             board.fail(error)
         finally:
             if world is not None:
-                try:
-                    world.envs.close()
-                except BaseException as error:
-                    board.fail(error)
+                world.envs.close()
 
     def start(data: Data) -> Board:
         made = Board(num_actors=config.num_actors, max_lag=config.max_lag, timeout_s=config.timeout_s)

@@ -9,7 +9,8 @@ those who wait, as soon as they are `inference_batch` environments, or nobody el
 `inference_wait_ms`. It owns what the policy remembers of each environment, its last action, and its unfinished unroll. Each step
 has the newest policy, so that an unroll may have rows of several. `rlexp.sources.unrolls` says which unrolls make a batch and how
 old they may be: at most `max_lag` updates, counted from their first row. A worker that is lost takes its unfinished unroll along
-and nothing else; it is started anew.
+and nothing else; it is started anew. One that is lost again and again without an unroll in between ends the run: that rule has no
+clock, so that an unroll may take as long as it does.
 
 A checkpoint keeps the key alone, as that of `rlexp.sources.host`. With several workers the numbers depend on the clock.
 """
@@ -58,7 +59,7 @@ class Config:
     address: Host[Text]
     """Where the server listens: host:port, of which port 0 is any free one; or unix:<path>."""
     tls_certificate: Host[Text | None]
-    """File with the server's certificate; null: no TLS."""
+    """File with the server's certificate, which names the host that workers are told; null: no TLS."""
     tls_key: Host[Text | None]
     """File with its private key."""
     tls_authority: Host[Text | None]
@@ -66,9 +67,9 @@ class Config:
     max_message_bytes: Host[Bytes]
     """No message may be larger; a worker that sends one is turned away."""
     silence_s: Host[Seconds]
-    """A worker that has an action and answers nothing for so long is given up, and started anew."""
+    """A worker that has an action and answers nothing for so long is given up, and started anew; longer than any step takes."""
     timeout_s: Host[Seconds]
-    """The run ends with an error when no environment has moved for so long."""
+    """The run ends with an error when no environment has taken a step for so long; an unroll may take longer."""
 
 
 def make(
@@ -122,7 +123,7 @@ def make(
 
     def check() -> None:
         address.check_here(listens)
-        address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority)
+        address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority, listens)
         if config.start == "slurm" and shutil.which("sbatch") is None:
             raise ConfigError(
                 "algo.source.start: slurm needs sbatch, which is not on the PATH; allowed: processes|none"
@@ -160,7 +161,7 @@ def make(
                 batch_timeout_s=config.inference_wait_ms / 1000,
                 start=_start(config),
                 address=listens,
-                tls=address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority),
+                tls=address.check_tls(config.tls_certificate, config.tls_key, config.tls_authority, listens),
                 max_message_bytes=config.max_message_bytes,
                 silence_s=float(config.silence_s),
                 timeout_s=float(config.timeout_s),

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from rlexp.config import ConfigError
 
 _LONGEST = 107  # bytes of a unix socket's path
+_NOT_IN_PATHS = (
+    "#?,%\0"  # in gRPC's eyes the address is a URI, or a list of them, and one end reads it otherwise than the other
+)
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -25,9 +28,9 @@ def check(text: str) -> None:
     """Raises ConfigError for what is no address."""
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
-        if not path.startswith("/") or len(path.encode()) > _LONGEST:
+        if not path.startswith("/") or len(path.encode()) > _LONGEST or set(path) & set(_NOT_IN_PATHS):
             raise ConfigError(
-                f"algo.source.address: {text!r}: expected unix:/… with a path of at most {_LONGEST} bytes"
+                f"algo.source.address: {text!r}: expected unix:/… with a path of at most {_LONGEST} bytes, none of them # ? , %"
             )
         return
     host, port = _parts(text)
@@ -72,8 +75,11 @@ def free(text: str) -> None:
                 path.unlink()
 
 
-def check_tls(certificate: str | None, key: str | None, authority: str | None) -> Tls | None:
-    """None without TLS. Raises ConfigError for files that cannot be read, or do not belong together."""
+def check_tls(certificate: str | None, key: str | None, authority: str | None, listens: str) -> Tls | None:
+    """None without TLS. `listens` is where the server does, as in `check`.
+
+    Raises ConfigError for files that cannot be read or do not belong together, and for a certificate that workers would refuse.
+    """
     if certificate is None and key is None and authority is None:
         return None
     for name, value in (("certificate", certificate), ("key", key)):
@@ -86,17 +92,43 @@ def check_tls(certificate: str | None, key: str | None, authority: str | None) -
             path.read_bytes()
         except OSError as error:
             raise ConfigError(f"algo.source.tls_{name}: {str(path)!r} cannot be read ({error.strerror})") from error
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # gRPC trusts what it is given, a root or not
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key, password=lambda: b"")
+        server.load_cert_chain(tls.certificate, tls.key, password=lambda: b"")
     except ssl.SSLError as error:
         raise ConfigError(
             f"algo.source.tls_key: {key!r} is no key, without a password, of the certificate {certificate!r} ({error.reason})"
         ) from error
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(tls.authority)
+        client.load_verify_locations(tls.authority)
     except ssl.SSLError as error:
         raise ConfigError(f"algo.source.tls_authority: {authority!r} is no certificate ({error.reason})") from error
+    if listens.startswith("unix:"):
+        raise ConfigError(
+            f"algo.source.tls_certificate: {certificate!r} is for host:port, and algo.source.address is {listens!r}, "
+            "which stays on this machine and which no certificate can name; expected null"
+        )
+    host, _ = _parts(reached_at(listens, 0))
+    try:
+        _shake_hands(server, client, host)
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", "") or error.reason
+        raise ConfigError(
+            f"algo.source.tls_certificate: {certificate!r} would be refused by workers, which reach the server as {host!r} and "
+            f"trust {str(tls.authority)!r}: {why}"
+        ) from error
     return tls
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
+    """In memory, as a worker that was told this host does. Raises ssl.SSLError."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(back, there, server_hostname=host), server.wrap_bio(there, back, server_side=True)
+    for _ in range(4):  # more turns than any version of TLS takes
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
 
 
 def _check_path(path: Path) -> None:

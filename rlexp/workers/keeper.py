@@ -15,7 +15,7 @@ from rlexp.config import ConfigError
 
 BACK_OFF_S = (0.1, 5.0)  # before one is started anew: at first, at most
 SQUEUE_S = 3.0  # from one look at Slurm's queue to the next, for all workers together
-TRIES = 5  # in a row without a step of its environments
+TRIES = 5  # in a row without an unroll of its environments
 
 
 class Started(NamedTuple):
@@ -34,6 +34,7 @@ class Worker:
     def __init__(self) -> None:
         self.started: Started | None = None
         self.tries = 0
+        self.is_silent = False
         self.not_before = 0.0
 
 
@@ -49,12 +50,13 @@ class Keeper:
         self._thread.start()
 
     def heard(self, index: int) -> None:
-        """Its environments step."""
+        """Its environments have made an unroll."""
         self._workers[index].tries = 0
 
     def replace(self, index: int) -> None:
         """Ends one that does not answer."""
         if (started := self._workers[index].started) is not None:
+            self._workers[index].is_silent = True
             started.kill()
 
     def stop(self) -> None:
@@ -90,12 +92,14 @@ class Keeper:
                 return
             worker.started = None
             if worker.tries >= TRIES:
+                silence = "no answer within algo.source.silence_s, and " if worker.is_silent else ""
                 raise RuntimeError(
-                    f"worker {index} ended {worker.tries} times before it took a step, the last time with {how}"
+                    f"worker {index} ended {worker.tries} times in a row before it had made an unroll of algo.num_steps steps, "
+                    f"the last time with {silence}{how}"
                 )
             worker.not_before = now + min(BACK_OFF_S[0] * 2 ** max(0, worker.tries - 1), BACK_OFF_S[1])
         if now >= worker.not_before:
-            worker.tries += 1
+            worker.tries, worker.is_silent = worker.tries + 1, False
             worker.started = self._start(index)
 
 

@@ -24,6 +24,8 @@ class Config:
     """Steps after which it raises an error."""
     exits: bool = False
     """It calls exit(3) instead."""
+    breaks_at_close: str | None = None
+    """Which error that raises: error or exit."""
 
 
 def make(config: Config) -> HostEnv:
@@ -48,6 +50,11 @@ def make(config: Config) -> HostEnv:
             paid = np.where(first, 0, action).astype(np.float32)
             return TimeStep(ones[:, None], paid, first.astype(np.float32), first, last, {"paid": 2 * paid})
 
-        return Opened(reset, step, lambda: opened.remove(num_envs))
+        def close() -> None:
+            opened.remove(num_envs)
+            if config.breaks_at_close:
+                raise SystemExit(3) if config.breaks_at_close == "exit" else RuntimeError("no display\nto close")
 
-    return HostEnv(spec, open, info=("paid",))
+        return Opened(reset, step, close)
+
+    return HostEnv(spec, open, info=("paid",), film=lambda: open(1))

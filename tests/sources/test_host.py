@@ -263,6 +263,26 @@ def test_everything_is_closed_at_the_end(tmp_path):
     assert counting.opened == []
 
 
+@pytest.mark.parametrize("source", ["host", "actors", "inference"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("error", "RuntimeError: no display"), ("exit", "SystemExit: 3"), ("film", "RuntimeError: no display")],
+)
+def test_environments_that_fail_as_they_are_closed_are_told_once_and_lose_nothing(source, how, said, capsys):
+    """Whoever steps them: those of training, of evaluations and of videos are opened by what the experiment has."""
+    lead = toy(f"source={source}", "algo.num_envs=4", breaks_at_close="exit" if how == "exit" else "error")
+    env = lead.env_of(lead.settings)
+    for _ in range(2):
+        (env.film() if how == "film" else env.open(2)).close()
+    assert counting.opened == []
+    assert capsys.readouterr().err == f"warning: an environment of Counting failed as it was closed ({said})\n"
+
+
+def test_a_run_whose_environments_fail_as_they_are_closed_has_finished(tmp_path):
+    summary = train(tmp_path, toy("total_env_steps=64", "checkpoint=off", breaks_at_close="error"))
+    assert summary["status"] == "finished" and counting.opened == []
+
+
 def test_init_begins_anew():
     lead = toy()
     compiled = program.trace([lead], layout_of([lead])).compile()

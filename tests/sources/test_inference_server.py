@@ -14,11 +14,13 @@ import pytest
 from sources.remote import NUM_ENVS, NUM_STEPS, Call, Plays, acting, policy
 
 from rlexp.config import ConfigError
+from rlexp.sources import acting as acting_module
 from rlexp.sources.unrolls import side_by_side
 from rlexp.workers import address, meeting, wire
 from rlexp.workers.wire import Kind
 
 Code = grpc.StatusCode
+HERE = "127.0.0.1:0"
 
 
 @pytest.fixture(autouse=True)
@@ -312,6 +314,33 @@ def test_without_workers_the_learner_ends_with_an_error(tmp_path):
         server.learn_from((policy(0),))
 
 
+@pytest.mark.parametrize("num_steps", [0, 1, NUM_STEPS - 1])
+def test_who_is_lost_again_and_again_without_an_unroll_ends_the_run(tmp_path, monkeypatch, num_steps):
+    """Whoever starts it, and however far it comes; one that makes an unroll each time may be lost as often as it likes."""
+    monkeypatch.setattr(acting_module, "LOSSES", 3)
+    lives: list[int] = []
+
+    def live() -> None:
+        for num in [*[NUM_STEPS] * 4, *[num_steps] * 2]:  # the last whole one is lost, too
+            call = Call(tmp_path).hello()
+            lives.append(num)
+            for step in range(num + 1):
+                call.answer()
+                call.step(0, len(lives), step)
+            call.answer()
+            call.close()
+
+    def learn(server) -> None:
+        for update in range(10):
+            assert_whole(server.learn_from((policy(update),))[0])
+
+    with acting(tmp_path, max_lag=10, timeout_s=5.0) as server:
+        threading.Thread(target=live, name="plays").start()
+        with pytest.raises(RuntimeError, match=r"worker 0 was lost 3 times in a row before it had made an unroll"):
+            learn(server)
+        assert len(lives) == 6
+
+
 def test_an_error_of_the_environment_ends_the_run_with_it(tmp_path):
     with acting(tmp_path) as server:
         call = Call(tmp_path).hello()
@@ -358,21 +387,22 @@ def test_a_unix_socket(tmp_path):
     assert not (tmp_path / "socket").exists()
 
 
-def signed(folder, name: str) -> tuple[str, str]:
-    """(certificate, key) of 127.0.0.1, signed by itself."""
-    certificate, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=rlexp", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+def signed(folder, name: str, *, names: str = "IP:127.0.0.1", days: int = 2) -> tuple[str, str]:
+    """(certificate, key) of these names, signed by itself."""
+    certificate, key, request = (str(folder / f"{name}.{ending}") for ending in ("pem", "key", "csr"))
+    for line in (
+        ["req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=rlexp",
+         "-addext", f"subjectAltName={names}", "-keyout", key, "-out", request],
+        ["x509", "-req", "-in", request, "-signkey", key, "-days", str(days), "-copy_extensions", "copy", "-out", certificate],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *line], check=True, capture_output=True, timeout=60)
     return certificate, key
 
 
 def test_tls(tmp_path):
     certificate, key = signed(tmp_path, "ours")
     other, other_key = signed(tmp_path, "others")
-    tls = address.check_tls(certificate, key, None)
+    tls = address.check_tls(certificate, key, None, HERE)
     with acting(tmp_path, tls=tls) as server:
         worker = Plays(tmp_path)
         assert_whole(server.learn_from((policy(0),))[0])
@@ -383,17 +413,44 @@ def test_tls(tmp_path):
             call.close()
     worker.join(10)
     with pytest.raises(ConfigError, match=r"tls_key: .* is no key"):
-        address.check_tls(certificate, other_key, None)
+        address.check_tls(certificate, other_key, None, HERE)
     with pytest.raises(ConfigError, match=r"tls_certificate: .* cannot be read \(No such file"):
-        address.check_tls(str(tmp_path / "none"), key, None)
+        address.check_tls(str(tmp_path / "none"), key, None, HERE)
     with pytest.raises(ConfigError, match=r"tls_key: this key is missing"):
-        address.check_tls(certificate, None, None)
+        address.check_tls(certificate, None, None, HERE)
     with pytest.raises(ConfigError, match=r"tls_authority: .* is no certificate"):
-        address.check_tls(certificate, key, key)
+        address.check_tls(certificate, key, key, HERE)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "localhost", "127.0.0.1:", ":1", "1.2.3.4:99999", "unix:relative", "http://a:1", "::1:0"]
+    ("listens", "given", "said"),
+    [
+        (HERE, {"names": "DNS:other.example"}, r"reach the server as '127\.0\.0\.1'.* not valid for '127\.0\.0\.1'"),
+        ("[::1]:0", {}, r"reach the server as '::1'.* not valid for '::1'"),
+        ("0.0.0.0:0", {}, f"reach the server as '{socket.gethostname()}'.* not valid for '{socket.gethostname()}'"),
+        (HERE, {"days": -1}, "certificate has expired"),
+        ("unix:/tmp/a", {"names": "DNS:localhost"}, "is for host:port, and algo.source.address is 'unix:/tmp/a'"),
+    ],
+)
+def test_a_certificate_that_workers_would_refuse_is_told_at_once(tmp_path, listens, given, said):
+    certificate, key = signed(tmp_path, "ours", **given)
+    with pytest.raises(ConfigError, match=rf"^algo\.source\.tls_certificate: '{certificate}' .*{said}") as told:
+        address.check_tls(certificate, key, None, listens)
+    assert "\n" not in str(told.value)
+
+
+def test_a_certificate_that_the_authority_did_not_sign_is_told_at_once(tmp_path):
+    other, _ = signed(tmp_path, "other")
+    with pytest.raises(
+        ConfigError, match=rf"^algo\.source\.tls_certificate: .* trust '{other}': self.signed certificate"
+    ):
+        address.check_tls(*signed(tmp_path, "ours"), other, HERE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "localhost", "127.0.0.1:", ":1", "1.2.3.4:99999", "unix:relative", "http://a:1", "::1:0"]
+    + [f"unix:/tmp/a{one}b" for one in ("#", "?", ",", "%", "%20", "\0")],
 )
 def test_what_is_no_address(text):
     with pytest.raises(ConfigError, match=r"^algo\.source\.address: "):
@@ -401,7 +458,7 @@ def test_what_is_no_address(text):
 
 
 def test_addresses():
-    for text in ("127.0.0.1:0", "[::1]:0", "localhost:5000", "unix:/tmp/a"):
+    for text in ("127.0.0.1:0", "[::1]:0", "localhost:5000", "unix:/tmp/a b:c&=+@;ä"):
         address.check(text)
     assert address.reached_at("127.0.0.1:0", 7) == "127.0.0.1:7"
     assert address.reached_at("[::1]:0", 7) == "[::1]:7"

@@ -149,13 +149,23 @@ def test_an_error_of_the_environment_ends_the_run(tmp_path, breaks, said):
     made.close()
 
 
-def test_workers_that_end_again_and_again_are_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("breaks", "at", "said"),
+    [("exit", 1, "exit code 3; it"), ("exit", 5, "exit code 3; it"), ("hang", 5, "no answer within algo")],
+)
+def test_workers_that_make_no_unroll_are_an_error(tmp_path, monkeypatch, breaks, at, said):
+    """However many steps they take before they die or hang: an unroll is of eight."""
     monkeypatch.setattr(keeper, "TRIES", 2)
-    made, data, newest = source(tmp_path, breaks="exit", at=1)
+    breaks = breaks if breaks == "exit" else str(tmp_path / breaks)
+    made, data, newest = source(tmp_path, silence_s=2, breaks=breaks, at=at)
+    too_late = threading.Timer(45, made.close)
+    too_late.start()
     with pytest.raises(
-        RuntimeError, match=r"worker \d ended 2 times before it took a step, the last time with exit code 3; it"
+        RuntimeError,
+        match=rf"worker \d ended 2 times in a row before it had made an unroll.*, the last time with {said}",
     ):
         made.next(data, newest)
+    too_late.cancel()
     made.close()
 
 
