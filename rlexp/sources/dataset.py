@@ -35,8 +35,8 @@ class Config:
     """Updates with each batch, of which only 1 is allowed, since the clock counts updates. null: as the algorithm says."""
     returns_to_go: Flag
     """Rows have the reward from there to the episode's end, and their time. An algorithm that needs them switches it on."""
-    memory_bytes: Host[Bytes]
-    """Of the episodes that a process holds at a time; a larger data set is read in pools of that size."""
+    memory_bytes: Bytes
+    """Of the episodes that are held at a time, by all processes together; a larger data set is read in pools of that size."""
 
 
 class Data(NamedTuple):
@@ -113,7 +113,7 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
                 dealt[shard],
                 seed=[*seed, shard],
                 row_bytes=windows.row_bytes((spec.observation, action_struct(spec))),
-                budget=config.memory_bytes // len(shards),
+                budget=config.memory_bytes // num_shards,  # not of this process's: the order is the same on any number
                 length=length,
                 returns_to_go=config.returns_to_go,
             )

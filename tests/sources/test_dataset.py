@@ -10,7 +10,7 @@ import jax
 import minari
 import numpy as np
 import pytest
-from support import QUIET, SMALL, StopAfter, assert_same, build, rows, train
+from support import QUIET, SMALL, StopAfter, assert_same, build, fingerprint, rows, train
 
 import rlexp
 from rlexp.config import ConfigError
@@ -124,6 +124,39 @@ def test_resumed_it_is_the_run_that_never_stopped(algo, kind, place, tmp_path):
     lines = rows(tmp_path / "whole/0")
     assert [line["env_steps"] for line in lines] == [0, 5, 10, 15, 20]
     assert all(line["train/epoch"] > 0 for line in lines[1:])
+
+
+def first_windows(lead, num_processes: int, num_batches: int = 12) -> np.ndarray:
+    """Observations [num_batches, batch_size, ...] where the windows begin, of all processes, side by side."""
+    parts = []
+    for index in range(num_processes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "process_count", lambda: num_processes)
+            patch.setattr(jax, "process_index", lambda index=index: index)
+            source = lead.source_of(lead.settings)
+        data, rows = source.init(jax.random.key(0), ()), []
+        for _ in range(num_batches):
+            data, batch, _ = source.next(data, ())
+            rows.append(batch.trajectory.obs[0, 0])
+        source.close()
+        parts.append(np.stack(rows))
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize("memory_bytes", [8000, "1G"])
+def test_the_order_is_the_same_on_any_number_of_processes(memory_bytes, place):
+    lead = build(*bc("shards=4", f"algo.source.memory_bytes={memory_bytes}"))
+    alone = first_windows(lead, 1)
+    for num_processes in (2, 4):
+        np.testing.assert_array_equal(first_windows(lead, num_processes), alone)
+
+
+@pytest.mark.parametrize(
+    "changed", ["algo.source.memory_bytes=8000", "shards=4", "seed=1", "algo.source.batch_size=16"]
+)
+def test_what_the_order_is_made_of_is_kept_by_a_resumed_run(changed):
+    before, after = fingerprint(*BC), fingerprint(*BC, changed)
+    assert {key for key in before if before[key] != after[key]} == {changed.partition("=")[0]}
 
 
 @pytest.mark.slow
