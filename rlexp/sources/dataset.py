@@ -1,6 +1,6 @@
 """Learns from recorded episodes: windows of a data set of Minari's on the local disk. `rlexp.recorded.windows` says in what order.
 
-What a checkpoint has is a key, how many batches were taken, and what the data set says of itself: another one is refused.
+What a checkpoint has is a key, how many batches were taken, and a digest of the data set: another one is refused.
 
 Nothing is stepped, so that the clock counts updates: `total_env_steps`, `eval.every_env_steps` and `env_steps` of the metric
 lines are updates here.

@@ -69,8 +69,8 @@ def episodes(action: str, seed: int = 0, lengths=(3, 1, 7)) -> list[Played]:
     ]
 
 
-def written(place: Path, action: str = "choice", data_format: str = "hdf5") -> list[Played]:
-    made, env = episodes(action), world(action)
+def written(place: Path, action: str = "choice", data_format: str = "hdf5", seed: int = 0) -> list[Played]:
+    made, env = episodes(action, seed), world(action)
     write(
         place,
         [made[:2], made[2:]],
@@ -196,6 +196,24 @@ def test_jpeg_is_read_too(tmp_path, monkeypatch):
         assert np.abs(read.observation(got.observations).astype(int) - 200).max() <= 2
         assert read.action(got.actions).tolist() == [0, 1, 2] and read.action(got.actions).dtype == np.int32
         ours.close()
+
+
+@pytest.mark.parametrize("digested", [2**24, 2**10])
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_a_copy_is_the_same_data_and_another_recording_is_not(data_format, digested, tmp_path, monkeypatch):
+    """Of the same name, spaces and lengths; also where a part of the bytes is looked at."""
+    monkeypatch.setattr(reading, "_DIGESTED", digested)
+    for seed, folder in enumerate(("ours", "theirs")):
+        written(tmp_path / folder / "rich-v0", "choice", data_format, seed)
+    shutil.copytree(tmp_path / "ours/rich-v0", tmp_path / "far/away-v1")
+    (tmp_path / "far/away-v1/data/metadata.json").touch()
+
+    def identity(path: str) -> int:
+        data = reading.opened(str(tmp_path / path))
+        data.close()
+        return data.identity
+
+    assert identity("far/away-v1") == identity("ours/rich-v0") != identity("theirs/rich-v0")
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------------
