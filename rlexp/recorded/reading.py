@@ -120,15 +120,25 @@ def find(path: str) -> Path:
     if re.match(r"\w+://", path):
         raise ConfigError(f"{KEY}: {path!r} is not allowed; expected a directory here, or an id in Minari's own folder")
     roots = [Path(os.path.expanduser(path)), minari_root() / path]
-    for root in roots:
-        for folder in (root / "data", root):
-            if (folder / METADATA).is_file():
-                return folder
+    with told_of_path(KEY, path):
+        for root in roots:
+            for folder in (root / "data", root):
+                if (folder / METADATA).is_file():
+                    return folder
     there = _names(roots[0]) or _names(roots[0].parent) or _names(minari_root())
     near = f"; there are {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
     raise ConfigError(
         f"{KEY}: no data set of Minari's in {str(roots[0])!r} (no data/{METADATA}), nor of that id in {str(minari_root())!r}{near}"
     )
+
+
+@contextlib.contextmanager
+def told_of_path(key: str, path: str) -> Iterator[None]:
+    """What cannot be looked for, such as a name that is too long, as a ConfigError: the key, the value, what is wrong."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{key}: {path!r} cannot be looked for: {error.strerror}") from error
 
 
 def minari_root() -> Path:

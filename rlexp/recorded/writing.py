@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlexp.config import ConfigError
-from rlexp.recorded.reading import minari_root
+from rlexp.recorded.reading import minari_root, told_of_path
 
 KEY = "record.path"
 
@@ -47,9 +47,13 @@ def check_place(path: str | None) -> Path:
             f"{KEY}: {path!r} does not end in a name that Minari knows data sets by; expected NAME-v0 or another number, such as "
             f"{place.name.partition('-v')[0] or 'name'}-v0"
         )
-    if place.exists():
+    with told_of_path(KEY, path):
+        is_there = place.exists()
+        parent = next(p for p in place.parents if p.exists())
+        for name in place.parts[len(parent.parts) :]:
+            (parent / name).exists()  # of a name below a folder that is not there nothing is said above
+    if is_there:
         raise ConfigError(f"{KEY}: {path!r} is there already, and nothing is overwritten; a new one has another number")
-    parent = next(p for p in place.parents if p.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ConfigError(f"{KEY}: {path!r} cannot be made, since {str(parent)!r} cannot be written to")
     return place
@@ -87,7 +91,7 @@ def write(
     from minari.dataset.minari_storage import MinariStorage
 
     place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = place.parent / f".{place.name}.unfinished-{uuid.uuid4().hex[:8]}"
+    unfinished = place.parent / f".unfinished-{uuid.uuid4().hex}"  # shorter than the longest name
     unfinished.mkdir()
     returns: list[float] = []
     try:

@@ -356,6 +356,25 @@ def test_a_place_that_cannot_be_is_told_before(path, tmp_path, monkeypatch):
         check_place(path)
 
 
+LONG = "a" * 300
+STRANGE_PATHS = [LONG, f"{LONG}/b", f"none/{LONG}", "b/" * 3000 + "a"]
+
+
+@pytest.mark.parametrize("path", STRANGE_PATHS, ids=range(len(STRANGE_PATHS)))
+def test_a_path_that_no_disk_has_is_told_with_its_key(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for look, said in ((reading.find, r"^algo\.source\.path: "), (check_place, r"^record\.path: ")):
+        with pytest.raises(ConfigError, match=said) as told:
+            look(f"{path}-v0")
+        assert "\n" not in str(told.value)
+
+
+def test_a_name_as_long_as_the_disk_has_them_is_written(tmp_path):
+    place = check_place(str(tmp_path / f"{'a' * 252}-v0"))
+    written(place)
+    assert [p.name for p in tmp_path.iterdir()] == [place.name]
+
+
 def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):
     written(tmp_path / "rich-v0")
     before = (tmp_path / "rich-v0/data/main_data.hdf5").read_bytes()
