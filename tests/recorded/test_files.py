@@ -32,6 +32,7 @@ ACTIONS = {
     "choice": Discrete(3),
     "choices": MultiDiscrete((2, 5)),
     "numbers": Continuous((2,), np.array([-1.0, -np.inf], np.float32), np.array([3.0, np.inf], np.float32)),
+    "matrix": Continuous((2, 2), -1.0, 1.0),
 }
 FORMATS = ("hdf5", "arrow")
 
@@ -42,25 +43,23 @@ def world(action: str = "choice", observation=RICH) -> Env:
     return Env(spec, lambda key: (key, None), lambda state, action: (state, None))  # type: ignore[arg-type,return-value]
 
 
-def episodes(action: str, seed: int = 0, lengths=(3, 1, 7)) -> list[Played]:
+def episodes(action: str, seed: int = 0, lengths=(3, 1, 7), observation=RICH) -> list[Played]:
     rng = np.random.default_rng(seed)
 
     def rows(struct, length):
-        high = {"b": 2, "u": 256}.get(np.dtype(struct.dtype).kind, 1000)
+        high = {"b": 2, "u": 256, "i": 100}.get(np.dtype(struct.dtype).kind, 1000)
         return (rng.random((length, *struct.shape)) * high).astype(struct.dtype)
 
     def actions(length):
         kind = ACTIONS[action]
         if isinstance(kind, Continuous):
-            return rng.random((length, 2)).astype(np.float32)
-        choices = (kind.num_actions,) if isinstance(kind, Discrete) else kind.num_actions
-        drawn = np.stack([rng.integers(0, n, length) for n in choices], axis=-1)
-        return drawn[:, 0] if isinstance(kind, Discrete) else drawn
+            return rng.random((length, *kind.shape)).astype(np.float32)
+        return rng.integers(0, kind.num_actions, (length, *np.shape(kind.num_actions)), np.int32)
 
     return [
         Played(
             seed=100 + i,
-            observations=jax.tree.map(lambda s, n=length: rows(s, n + 1), RICH),
+            observations=jax.tree.map(lambda s, n=length: rows(s, n + 1), observation),
             actions=actions(length),
             rewards=rng.normal(size=length).astype(np.float32),
             terminated=i % 2 == 0,
@@ -69,13 +68,14 @@ def episodes(action: str, seed: int = 0, lengths=(3, 1, 7)) -> list[Played]:
     ]
 
 
-def written(place: Path, action: str = "choice", data_format: str = "hdf5", seed: int = 0) -> list[Played]:
-    made, env = episodes(action, seed), world(action)
+def written(
+    place: Path, action: str = "choice", data_format: str = "hdf5", seed: int = 0, observation=RICH
+) -> list[Played]:
+    made = episodes(action, seed, observation=observation)
     write(
         place,
         [made[:2], made[2:]],
-        observation_space=spaces.observation_space(env.spec.observation),
-        action_space=spaces.action_space(env.spec.action),
+        **spaces.of(world(action, observation)),
         env_spec=None,
         data_format=data_format,
         about={"rlexp_seed": 4},
