@@ -71,6 +71,11 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
             read = spaces.reading(data.observation_space, data.action_space, env)
             if (num := np.count_nonzero(data.lengths)) < num_shards:
                 raise ConfigError(f"{num} episodes, too few for shards={num_shards}")
+            if length > (longest := int(data.lengths.max())):
+                raise ConfigError(
+                    f"no episode of more than {longest} transitions, and windows are to have {length}; expected an "
+                    f"algo.sequence_length, algo.context_length or algo.source.sequence_length of at most {longest}"
+                )
         except ConfigError as error:
             data.close()
             raise ConfigError(f"{reading.KEY}: {str(data.path)!r} has {error}") from error

@@ -272,6 +272,9 @@ def test_an_algorithm_that_does_not_fit_the_source(line, said):
     assert "\n" not in str(told.value)
 
 
+TOO_LONG = (
+    r"has no episode of more than \d+ transitions, and windows are to have 501; .*algo\.context_length.* at most \d+$"
+)
 PREPARED = [
     ("algo.source.path=null", r"path: null is allowed with run=plan only"),
     (
@@ -281,6 +284,7 @@ PREPARED = [
     ("env=gymnax/acrobot", r"has observations Box.*\(4,\).*, and Acrobot-v1 has float32\[6\]"),
     ("shards=64 algo.source.batch_size=64", r"has 24 episodes, too few for shards=64"),
     ("shards=24 algo.source.batch_size=24 algo.source.path=emptied", r"has 23 episodes, too few for shards=24"),
+    *((line, TOO_LONG) for line in ("algo.sequence_length=501", "algo=decision_transformer algo.context_length=501")),
     ("algo.source.path=broken", r"path: .*broken.*cannot be read, it may be cut short"),
     ("algo=ppo source=dataset algo.source.sequence_length=4", r"learns from what it notes as it acts \(log_prob\)"),
     ("run=check", r"run: check compares .*, and this data comes from the host"),
