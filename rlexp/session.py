@@ -92,7 +92,7 @@ def prepare(
     if config.run == "record":
         from rlexp.modes import record
 
-        record.check(config)
+        record.check(experiment)
     if config.run == "plan":
         hardware.describe(config.hardware)
         return experiment

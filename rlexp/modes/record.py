@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import Config
 from rlexp.envs.base import Env, HostEnv, batched
+from rlexp.experiment import Experiment
 from rlexp.loading import Agent, load
 from rlexp.recorded import spaces
-from rlexp.recorded.writing import Played, check_place, id_of, write
+from rlexp.recorded.writing import Played, check_kinds, check_place, id_of, write
 from rlexp.sources.rollout import clip_action
 from rlexp.storage import rundir
 from rlexp.training.members import Member
@@ -25,9 +25,11 @@ _MOST_BYTES = 2**28  # of the observations of episodes that are played side by s
 _MOST_ENVS = 32
 
 
-def check(config: Config) -> None:
+def check(experiment: Experiment) -> None:
     """Raises ConfigError where the data set cannot be made."""
+    config = experiment.config
     check_place(config.record.path)
+    check_kinds(experiment.env_of(experiment.settings), config.record.format)
 
 
 def record_run(member: Member, resume_dir: Any) -> float:
@@ -38,12 +40,10 @@ def record_run(member: Member, resume_dir: Any) -> float:
     sampled = config.record.mode == "sampled"
     policy = agent.algorithm.policy(agent.state, sampled)
     key = jax.random.fold_in(jax.random.key(config.seed), _STREAM)
-    own = agent.env.own_action if isinstance(agent.env, HostEnv) else None
     returns = write(
         place,
         played(agent.env, agent.algorithm, policy, key, num_episodes=config.record.num_episodes),
-        observation_space=spaces.observation_space(experiment.spec.observation),
-        action_space=spaces.action_space(own or experiment.spec.action),
+        **spaces.of(agent.env),
         env_spec=_gymnasium_spec(experiment.modules["env"], config.env),
         data_format=config.record.format,
         about=_about(member, agent, resume_dir),
@@ -141,7 +141,7 @@ def _episodes(now: Any, advance: Callable, key: Key, seeds: np.ndarray, unit: Ca
         out.append(
             Played(
                 int(seed),
-                spaces.stored(rows),
+                rows,
                 unit(action[:length, b]),
                 after.reward[:length, b],
                 bool(after.discount[length - 1, b] == 0),

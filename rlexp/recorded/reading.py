@@ -21,6 +21,7 @@ from rlexp.config import ConfigError
 KEY = "algo.source.path"
 METADATA = "metadata.json"
 _HDF5 = "main_data.hdf5"
+_BLOCK, _DIGESTED = 2**14, 2**24  # bytes of a digest
 
 
 class Unreadable(OSError):
@@ -46,7 +47,7 @@ class Recorded(NamedTuple):
     numbers: list[int]  # [episodes], which the files call them
     lengths: np.ndarray  # [episodes] int64, transitions of each
     read: Callable[[int], Episode]
-    identity: int  # uint32, of what it says of itself
+    identity: int  # uint32, of its spaces, lengths and files: a copy has the same, wherever it lies
     close: Callable[[], None]
 
 
@@ -95,8 +96,23 @@ def opened(path: str) -> Recorded:
         return episode
 
     name = str(known.get("dataset_id", data.parent.name))
-    identity = zlib.crc32(np.ascontiguousarray(lengths).tobytes(), zlib.crc32(repr((name, *map(str, spaces))).encode()))
+    said = zlib.crc32(repr((numbers, lengths.tolist(), *map(str, spaces))).encode())
+    with _told(data):
+        identity = _digest(sorted(data.glob(_HDF5 if kind == "hdf5" else f"*/*.{kind}")), said)
     return Recorded(data.parent, name, *spaces, numbers, lengths, read, identity, close)
+
+
+def _digest(files: list[Path], so_far: int) -> int:
+    """Of files: their sizes, and all that they hold up to 16 MiB, blocks spread evenly where it is more."""
+    sizes = [path.stat().st_size for path in files]
+    stride = _BLOCK * max(1, -(-sum(sizes) // _DIGESTED))
+    for path, size in zip(files, sizes, strict=True):
+        so_far = zlib.crc32(str(size).encode(), so_far)
+        with path.open("rb", buffering=0) as file:
+            for at in range(0, size, stride):
+                file.seek(at)
+                so_far = zlib.crc32(file.read(_BLOCK), so_far)
+    return so_far
 
 
 def find(path: str) -> Path:
@@ -104,15 +120,25 @@ def find(path: str) -> Path:
     if re.match(r"\w+://", path):
         raise ConfigError(f"{KEY}: {path!r} is not allowed; expected a directory here, or an id in Minari's own folder")
     roots = [Path(os.path.expanduser(path)), minari_root() / path]
-    for root in roots:
-        for folder in (root / "data", root):
-            if (folder / METADATA).is_file():
-                return folder
+    with told_of_path(KEY, path):
+        for root in roots:
+            for folder in (root / "data", root):
+                if (folder / METADATA).is_file():
+                    return folder
     there = _names(roots[0]) or _names(roots[0].parent) or _names(minari_root())
     near = f"; there are {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
     raise ConfigError(
         f"{KEY}: no data set of Minari's in {str(roots[0])!r} (no data/{METADATA}), nor of that id in {str(minari_root())!r}{near}"
     )
+
+
+@contextlib.contextmanager
+def told_of_path(key: str, path: str) -> Iterator[None]:
+    """What cannot be looked for, such as a name that is too long, as a ConfigError: the key, the value, what is wrong."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{key}: {path!r} cannot be looked for: {error.strerror}") from error
 
 
 def minari_root() -> Path:

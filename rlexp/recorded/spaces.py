@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlexp.config import ConfigError
@@ -24,11 +25,11 @@ def observation_space(tree: PyTree) -> Any:
     from gymnasium import spaces
 
     if isinstance(tree, jax.ShapeDtypeStruct):
-        dtype = np.dtype(tree.dtype)
-        if dtype == np.bool_ or np.issubdtype(dtype, np.integer):
-            low, high = (0, 1) if dtype == np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        dtype = _stored_as(np.dtype(tree.dtype))
+        if np.issubdtype(dtype, np.integer):
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
         else:
-            low, high, dtype = -np.inf, np.inf, np.dtype(np.float32)
+            low, high = (0, 1) if dtype == np.bool_ else (-np.inf, np.inf)
         return spaces.Box(low, high, tree.shape, dtype.type)
     if isinstance(tree, dict):
         return spaces.Dict({name: observation_space(leaf) for name, leaf in tree.items()})
@@ -49,13 +50,22 @@ def action_space(action: Discrete | MultiDiscrete | Continuous) -> Any:
     return spaces.Box(low, high, action.shape, np.float32)
 
 
-def stored(tree: PyTree) -> Any:
-    """Rows of observations as they are written: plain dicts and tuples, and floats of 32 bits."""
+def of(env: Any) -> dict[str, Any]:
+    """What `write` takes: the spaces of an environment's observations, and of its actions in its own units."""
+    own = env.own_action if isinstance(env, HostEnv) else None
+    return {
+        "observation_space": observation_space(env.spec.observation),
+        "action_space": action_space(own or env.spec.action),
+    }
+
+
+def stored(space: Any, tree: PyTree) -> Any:
+    """Rows [N, ...] as they are written: plain dicts and tuples, and each leaf of its space's own type."""
     if isinstance(tree, dict):
-        return {name: stored(leaf) for name, leaf in tree.items()}
+        return {name: stored(space[name], leaf) for name, leaf in tree.items()}
     if isinstance(tree, tuple | list):
-        return tuple(stored(leaf) for leaf in tree)
-    return tree if np.issubdtype(tree.dtype, np.integer) or tree.dtype == bool else np.asarray(tree, np.float32)
+        return tuple(stored(inner, leaf) for inner, leaf in zip(space, tree, strict=True))
+    return np.asarray(tree, space.dtype)
 
 
 def reading(observations: Any, actions: Any, env: Any) -> Reading:
@@ -148,7 +158,12 @@ def _like(wanted: PyTree, tree: Any) -> Any:
 
 
 def _told(tree: PyTree) -> list[tuple[Any, Any]]:
-    return [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+    """Shapes and types; floats are written as those of 32 bits, which hold all of the shorter ones."""
+    return [(tuple(x.shape), _stored_as(np.dtype(x.dtype))) for x in jax.tree.leaves(tree)]
+
+
+def _stored_as(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def _short(space: Any) -> str:

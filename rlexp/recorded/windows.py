@@ -47,11 +47,17 @@ def deal(lengths: np.ndarray, num_shards: int) -> list[np.ndarray]:
 
 
 def pool_of(data: Recorded, read: Reading, episodes: Sequence[int] | np.ndarray, *, returns_to_go: bool) -> Pool:
-    """Raises Unreadable where an episode cannot be read."""
-    made = [_rows(data, read, int(i), returns_to_go=returns_to_go) for i in episodes]
-    lengths = np.array([len(rows.valid) for rows in made])
-    rows = jax.tree.map(lambda *x: np.concatenate(x), *made)
-    return Pool(rows, np.repeat(np.cumsum(lengths) - 1, lengths), np.flatnonzero(rows.valid))
+    """Never more in memory than the pool and an episode. Raises Unreadable where one cannot be read."""
+    lengths = data.lengths[episodes] + 1
+    ends = np.cumsum(lengths)
+    rows: Any = None
+    for i, begin, end in zip(episodes, ends - lengths, ends, strict=True):
+        made = _rows(data, read, int(i), returns_to_go=returns_to_go)
+        if rows is None:
+            rows = jax.tree.map(lambda x: np.empty((ends[-1], *x.shape[1:]), x.dtype), made)
+        for whole, part in zip(jax.tree.leaves(rows), jax.tree.leaves(made), strict=True):
+            whole[begin:end] = part
+    return Pool(rows, np.repeat(ends - 1, lengths), np.flatnonzero(rows.valid))
 
 
 def _rows(data: Recorded, read: Reading, index: int, *, returns_to_go: bool) -> Trajectory:
@@ -123,7 +129,9 @@ class Order:
         """`size` windows each, from the position-th batch on, for ever."""
         parts: list[Trajectory] = []
         missing = size
-        for pool, starts in self._starts(position * size):
+        for episodes, seed, skipped in self._read_in(position * size):
+            pool = self._pool(episodes)
+            starts = np.random.default_rng(seed).permutation(pool.starts)[skipped:]
             while len(starts):
                 taken, starts = starts[:missing], starts[missing:]
                 parts.append(gathered(pool, taken, self._length))
@@ -131,9 +139,10 @@ class Order:
                 if not missing:
                     yield joined(parts)
                     parts, missing = [], size
+            del pool, starts  # before the next one is read
 
-    def _starts(self, done: int) -> Iterator[tuple[Pool, np.ndarray]]:
-        """(a pool, where its windows begin, in their order), without the first `done` windows."""
+    def _read_in(self, done: int) -> Iterator[tuple[np.ndarray, list[int], int]]:
+        """(episodes of a pool, the seed of its order, how many windows of it are over), from where `done` windows are over."""
         epoch, skipped = divmod(done, self.num_transitions)
         while True:
             rng = np.random.default_rng([*self._seed, epoch])
@@ -141,9 +150,7 @@ class Order:
                 if skipped >= (count := int(self._data.lengths[episodes].sum())):
                     skipped -= count
                     continue
-                pool = self._pool(episodes)
-                order = np.random.default_rng([*self._seed, epoch, number]).permutation(pool.starts)
-                yield pool, order[skipped:]
+                yield episodes, [*self._seed, epoch, number], skipped
                 skipped = 0
             epoch += 1
 

@@ -1,18 +1,23 @@
 """Writes a data set as Minari has them, episode by episode. It has its name only once it is whole; nothing is overwritten."""
 
+import contextlib
 import importlib.metadata
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from rlexp.config import ConfigError
-from rlexp.recorded.reading import minari_root
+from rlexp.envs.base import Env, HostEnv, action_struct, check_spec
+from rlexp.recorded import spaces
+from rlexp.recorded.reading import minari_root, opened, told_of_path
 
 KEY = "record.path"
 
@@ -47,12 +52,44 @@ def check_place(path: str | None) -> Path:
             f"{KEY}: {path!r} does not end in a name that Minari knows data sets by; expected NAME-v0 or another number, such as "
             f"{place.name.partition('-v')[0] or 'name'}-v0"
         )
-    if place.exists():
+    with told_of_path(KEY, path):
+        is_there = place.exists()
+        parent = next(p for p in place.parents if p.exists())
+        for name in place.parts[len(parent.parts) :]:
+            (parent / name).exists()  # of a name below a folder that is not there nothing is said above
+    if is_there:
         raise ConfigError(f"{KEY}: {path!r} is there already, and nothing is overwritten; a new one has another number")
-    parent = next(p for p in place.parents if p.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ConfigError(f"{KEY}: {path!r} cannot be made, since {str(parent)!r} cannot be written to")
     return place
+
+
+def check_kinds(env: Env | HostEnv, data_format: str) -> None:
+    """Raises ConfigError where what an environment gives would not be read again: two short episodes are written, and read."""
+    spec = env.spec
+
+    def zeros(struct: Any, length: int) -> np.ndarray:
+        return np.zeros((length, *struct.shape), struct.dtype)
+
+    try:
+        check_spec(spec)  # of what is empty Arrow ends the process
+        rows = jax.tree.map(lambda struct: zeros(struct, 2), spec.observation)
+        one = Played(0, rows, zeros(action_struct(spec), 1), np.zeros((1,), np.float32), terminated=True)
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder) / "tried-v0"
+            write(place, [[one, one]], **spaces.of(env), env_spec=None, data_format=data_format, about={})
+            data = opened(str(place))
+            with contextlib.ExitStack() as then:
+                then.callback(data.close)
+                read = spaces.reading(data.observation_space, data.action_space, env)
+                for episode in map(data.read, range(2)):
+                    read.observation(episode.observations)
+                    read.action(episode.actions)
+    except Exception as error:  # of h5py, pyarrow, Minari, each with classes of its own
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"record.format: {data_format!r} cannot hold the observations and actions of {spec.name}: {text}"
+        ) from error
 
 
 def id_of(place: Path) -> str:
@@ -87,7 +124,7 @@ def write(
     from minari.dataset.minari_storage import MinariStorage
 
     place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = place.parent / f".{place.name}.unfinished-{uuid.uuid4().hex[:8]}"
+    unfinished = place.parent / f".unfinished-{uuid.uuid4().hex}"  # shorter than the longest name
     unfinished.mkdir()
     returns: list[float] = []
     try:
@@ -98,7 +135,10 @@ def write(
         version = importlib.metadata.version("minari")
         storage.update_metadata({"dataset_id": id_of(place), "minari_version": version, **about})
         for lot in lots:
-            storage.update_episodes([_buffer(EpisodeBuffer, one, len(returns) + i) for i, one in enumerate(lot)])
+            kinds = observation_space, action_space
+            storage.update_episodes(
+                [_buffer(EpisodeBuffer, one, len(returns) + i, *kinds) for i, one in enumerate(lot)]
+            )
             returns += [float(one.rewards.sum()) for one in lot]
         if place.exists():  # renaming onto an empty directory would succeed
             raise FileExistsError(f"{place} was made meanwhile, and nothing is overwritten")
@@ -108,14 +148,14 @@ def write(
     return returns
 
 
-def _buffer(cls: Any, one: Played, number: int) -> Any:
+def _buffer(cls: Any, one: Played, number: int, observation_space: Any, action_space: Any) -> Any:
     length = len(one.rewards)
     ends = np.arange(1, length + 1) == length
     return cls(
         id=number,
         seed=one.seed,
-        observations=one.observations,
-        actions=one.actions,
+        observations=spaces.stored(observation_space, one.observations),
+        actions=spaces.stored(action_space, one.actions),
         rewards=one.rewards,
         terminations=ends & one.terminated,
         truncations=ends & (not one.terminated),

@@ -1,6 +1,6 @@
 """Learns from recorded episodes: windows of a data set of Minari's on the local disk. `rlexp.recorded.windows` says in what order.
 
-What a checkpoint has is a key, how many batches were taken, and what the data set says of itself: another one is refused.
+What a checkpoint has is a key, how many batches were taken, and a digest of the data set: another one is refused.
 
 Nothing is stepped, so that the clock counts updates: `total_env_steps`, `eval.every_env_steps` and `env_steps` of the metric
 lines are updates here.
@@ -35,8 +35,8 @@ class Config:
     """Updates with each batch, of which only 1 is allowed, since the clock counts updates. null: as the algorithm says."""
     returns_to_go: Flag
     """Rows have the reward from there to the episode's end, and their time. An algorithm that needs them switches it on."""
-    memory_bytes: Host[Bytes]
-    """Of the episodes that a process holds at a time; a larger data set is read in pools of that size."""
+    memory_bytes: Bytes
+    """Of the episodes that are held at a time, by all processes together; a larger data set is read in pools of that size."""
 
 
 class Data(NamedTuple):
@@ -71,6 +71,11 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
             read = spaces.reading(data.observation_space, data.action_space, env)
             if (num := np.count_nonzero(data.lengths)) < num_shards:
                 raise ConfigError(f"{num} episodes, too few for shards={num_shards}")
+            if length > (longest := int(data.lengths.max())):
+                raise ConfigError(
+                    f"no episode of more than {longest} transitions, and windows are to have {length}; expected an "
+                    f"algo.sequence_length, algo.context_length or algo.source.sequence_length of at most {longest}"
+                )
         except ConfigError as error:
             data.close()
             raise ConfigError(f"{reading.KEY}: {str(data.path)!r} has {error}") from error
@@ -113,7 +118,7 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
                 dealt[shard],
                 seed=[*seed, shard],
                 row_bytes=windows.row_bytes((spec.observation, action_struct(spec))),
-                budget=config.memory_bytes // len(shards),
+                budget=config.memory_bytes // num_shards,  # not of this process's: the order is the same on any number
                 length=length,
                 returns_to_go=config.returns_to_go,
             )

@@ -25,8 +25,7 @@ def record(built: Experiment, place: Path, *, num_episodes: int = 16, data_forma
     write(
         place,
         played(env, built.algorithm, policy, jax.random.key(seed), num_episodes=num_episodes),
-        observation_space=spaces.observation_space(built.spec.observation),
-        action_space=spaces.action_space(getattr(env, "own_action", None) or built.spec.action),
+        **spaces.of(env),
         env_spec=None,
         data_format=data_format,
         about={},

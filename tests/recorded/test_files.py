@@ -32,6 +32,7 @@ ACTIONS = {
     "choice": Discrete(3),
     "choices": MultiDiscrete((2, 5)),
     "numbers": Continuous((2,), np.array([-1.0, -np.inf], np.float32), np.array([3.0, np.inf], np.float32)),
+    "matrix": Continuous((2, 2), -1.0, 1.0),
 }
 FORMATS = ("hdf5", "arrow")
 
@@ -42,25 +43,23 @@ def world(action: str = "choice", observation=RICH) -> Env:
     return Env(spec, lambda key: (key, None), lambda state, action: (state, None))  # type: ignore[arg-type,return-value]
 
 
-def episodes(action: str, seed: int = 0, lengths=(3, 1, 7)) -> list[Played]:
+def episodes(action: str, seed: int = 0, lengths=(3, 1, 7), observation=RICH) -> list[Played]:
     rng = np.random.default_rng(seed)
 
     def rows(struct, length):
-        high = {"b": 2, "u": 256}.get(np.dtype(struct.dtype).kind, 1000)
+        high = {"b": 2, "u": 256, "i": 100}.get(np.dtype(struct.dtype).kind, 1000)
         return (rng.random((length, *struct.shape)) * high).astype(struct.dtype)
 
     def actions(length):
         kind = ACTIONS[action]
         if isinstance(kind, Continuous):
-            return rng.random((length, 2)).astype(np.float32)
-        choices = (kind.num_actions,) if isinstance(kind, Discrete) else kind.num_actions
-        drawn = np.stack([rng.integers(0, n, length) for n in choices], axis=-1)
-        return drawn[:, 0] if isinstance(kind, Discrete) else drawn
+            return rng.random((length, *kind.shape)).astype(np.float32)
+        return rng.integers(0, kind.num_actions, (length, *np.shape(kind.num_actions)), np.int32)
 
     return [
         Played(
             seed=100 + i,
-            observations=jax.tree.map(lambda s, n=length: rows(s, n + 1), RICH),
+            observations=jax.tree.map(lambda s, n=length: rows(s, n + 1), observation),
             actions=actions(length),
             rewards=rng.normal(size=length).astype(np.float32),
             terminated=i % 2 == 0,
@@ -69,13 +68,14 @@ def episodes(action: str, seed: int = 0, lengths=(3, 1, 7)) -> list[Played]:
     ]
 
 
-def written(place: Path, action: str = "choice", data_format: str = "hdf5") -> list[Played]:
-    made, env = episodes(action), world(action)
+def written(
+    place: Path, action: str = "choice", data_format: str = "hdf5", seed: int = 0, observation=RICH
+) -> list[Played]:
+    made = episodes(action, seed, observation=observation)
     write(
         place,
         [made[:2], made[2:]],
-        observation_space=spaces.observation_space(env.spec.observation),
-        action_space=spaces.action_space(env.spec.action),
+        **spaces.of(world(action, observation)),
         env_spec=None,
         data_format=data_format,
         about={"rlexp_seed": 4},
@@ -198,6 +198,24 @@ def test_jpeg_is_read_too(tmp_path, monkeypatch):
         assert np.abs(read.observation(got.observations).astype(int) - 200).max() <= 2
         assert read.action(got.actions).tolist() == [0, 1, 2] and read.action(got.actions).dtype == np.int32
         ours.close()
+
+
+@pytest.mark.parametrize("digested", [2**24, 2**10])
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_a_copy_is_the_same_data_and_another_recording_is_not(data_format, digested, tmp_path, monkeypatch):
+    """Of the same name, spaces and lengths; also where a part of the bytes is looked at."""
+    monkeypatch.setattr(reading, "_DIGESTED", digested)
+    for seed, folder in enumerate(("ours", "theirs")):
+        written(tmp_path / folder / "rich-v0", "choice", data_format, seed)
+    shutil.copytree(tmp_path / "ours/rich-v0", tmp_path / "far/away-v1")
+    (tmp_path / "far/away-v1/data/metadata.json").touch()
+
+    def identity(path: str) -> int:
+        data = reading.opened(str(tmp_path / path))
+        data.close()
+        return data.identity
+
+    assert identity("far/away-v1") == identity("ours/rich-v0") != identity("theirs/rich-v0")
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------------
@@ -338,6 +356,25 @@ def test_a_place_that_cannot_be_is_told_before(path, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^record\.path: "):
         check_place(path)
+
+
+LONG = "a" * 300
+STRANGE_PATHS = [LONG, f"{LONG}/b", f"none/{LONG}", "b/" * 3000 + "a"]
+
+
+@pytest.mark.parametrize("path", STRANGE_PATHS, ids=range(len(STRANGE_PATHS)))
+def test_a_path_that_no_disk_has_is_told_with_its_key(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for look, said in ((reading.find, r"^algo\.source\.path: "), (check_place, r"^record\.path: ")):
+        with pytest.raises(ConfigError, match=said) as told:
+            look(f"{path}-v0")
+        assert "\n" not in str(told.value)
+
+
+def test_a_name_as_long_as_the_disk_has_them_is_written(tmp_path):
+    place = check_place(str(tmp_path / f"{'a' * 252}-v0"))
+    written(place)
+    assert [p.name for p in tmp_path.iterdir()] == [place.name]
 
 
 def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):

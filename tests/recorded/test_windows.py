@@ -1,6 +1,7 @@
 """In what order a data set is read: each transition once an epoch, the same from any position, and never more than the budget."""
 
 import threading
+import tracemalloc
 
 import gymnasium
 import jax
@@ -97,6 +98,29 @@ def test_no_pool_is_larger_than_allowed_and_what_fits_is_read_once():
     assert [int((LENGTHS[p] + 1).sum()) for p in pools] == [8, 14, 13, 3]
     take(order(numbered(reads=reads)).batches(32, 0), 5)
     assert sorted(reads) == list(range(6))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9, 1.5])
+def test_what_is_in_memory_is_a_pool_and_the_episode_that_is_read(share):
+    lengths, width = np.full((40,), 50), 1000
+
+    def read(i: int) -> Episode:
+        rows = np.zeros((51, width), np.float32)
+        return Episode(rows, np.zeros((50,), np.int32), np.zeros((50,)), np.zeros((50,), bool))
+
+    data = numbered(lengths)._replace(read=read)
+    of_row = windows.row_bytes((jax.ShapeDtypeStruct((width,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)))
+    whole, one = 40 * 51 * of_row, 51 * of_row
+    made = windows.Order(
+        data, PLAIN, np.arange(40), seed=[0], row_bytes=of_row, budget=int(share * whole), length=1, returns_to_go=True
+    )
+    tracemalloc.start()
+    stream = made.batches(10, 0)
+    for _ in range(450):  # more than two epochs
+        next(stream)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < min(share, 1) * whole + 3 * one
 
 
 def test_episodes_are_dealt_out_evenly_and_all_of_them():

@@ -10,7 +10,7 @@ import jax
 import minari
 import numpy as np
 import pytest
-from support import QUIET, SMALL, StopAfter, assert_same, build, rows, train
+from support import QUIET, SMALL, StopAfter, assert_same, build, fingerprint, rows, train
 
 import rlexp
 from rlexp.config import ConfigError
@@ -126,6 +126,39 @@ def test_resumed_it_is_the_run_that_never_stopped(algo, kind, place, tmp_path):
     assert all(line["train/epoch"] > 0 for line in lines[1:])
 
 
+def first_windows(lead, num_processes: int, num_batches: int = 12) -> np.ndarray:
+    """Observations [num_batches, batch_size, ...] where the windows begin, of all processes, side by side."""
+    parts = []
+    for index in range(num_processes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "process_count", lambda: num_processes)
+            patch.setattr(jax, "process_index", lambda index=index: index)
+            source = lead.source_of(lead.settings)
+        data, rows = source.init(jax.random.key(0), ()), []
+        for _ in range(num_batches):
+            data, batch, _ = source.next(data, ())
+            rows.append(batch.trajectory.obs[0, 0])
+        source.close()
+        parts.append(np.stack(rows))
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize("memory_bytes", [8000, "1G"])
+def test_the_order_is_the_same_on_any_number_of_processes(memory_bytes, place):
+    lead = build(*bc("shards=4", f"algo.source.memory_bytes={memory_bytes}"))
+    alone = first_windows(lead, 1)
+    for num_processes in (2, 4):
+        np.testing.assert_array_equal(first_windows(lead, num_processes), alone)
+
+
+@pytest.mark.parametrize(
+    "changed", ["algo.source.memory_bytes=8000", "shards=4", "seed=1", "algo.source.batch_size=16"]
+)
+def test_what_the_order_is_made_of_is_kept_by_a_resumed_run(changed):
+    before, after = fingerprint(*BC), fingerprint(*BC, changed)
+    assert {key for key in before if before[key] != after[key]} == {changed.partition("=")[0]}
+
+
 @pytest.mark.slow
 def test_another_data_set_than_before_is_refused(greedy, tmp_path):
     train(tmp_path, *bc(), stop=StopAfter(1))
@@ -239,6 +272,9 @@ def test_an_algorithm_that_does_not_fit_the_source(line, said):
     assert "\n" not in str(told.value)
 
 
+TOO_LONG = (
+    r"has no episode of more than \d+ transitions, and windows are to have 501; .*algo\.context_length.* at most \d+$"
+)
 PREPARED = [
     ("algo.source.path=null", r"path: null is allowed with run=plan only"),
     (
@@ -248,6 +284,7 @@ PREPARED = [
     ("env=gymnax/acrobot", r"has observations Box.*\(4,\).*, and Acrobot-v1 has float32\[6\]"),
     ("shards=64 algo.source.batch_size=64", r"has 24 episodes, too few for shards=64"),
     ("shards=24 algo.source.batch_size=24 algo.source.path=emptied", r"has 23 episodes, too few for shards=24"),
+    *((line, TOO_LONG) for line in ("algo.sequence_length=501", "algo=decision_transformer algo.context_length=501")),
     ("algo.source.path=broken", r"path: .*broken.*cannot be read, it may be cut short"),
     ("algo=ppo source=dataset algo.source.sequence_length=4", r"learns from what it notes as it acts \(log_prob\)"),
     ("run=check", r"run: check compares .*, and this data comes from the host"),
