@@ -12,6 +12,7 @@ What the adapter changes, besides:
                 "action_mask" is the mask, as bool.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -176,23 +177,31 @@ def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
             with self._while_they_live():
                 return super().step(actions)
 
-        def close_extras(self, **kwargs: Any) -> None:
-            if self._lost:
-                for process in self.processes:  # those that are asked to end would be waited for
-                    process.kill()
+        def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+            if self._lost or terminate:
+                self.kill()  # one that is asked to end might be waited for without end
             else:
-                super().close_extras(**kwargs)
+                super().close_extras(timeout)
+            atexit.unregister(self.kill)
+
+        def kill(self) -> None:
+            for process in self.processes:
+                process.kill()
 
     # It warns of what is raised here too, with the other process' traceback.
     warnings.filterwarnings("ignore", r"(?s).*ERROR: ", module=r"gymnasium\.")
     # A fork would copy the locks of JAX's threads as they happen to be.
     alone = [functools.partial(_alone, make)] * num_envs
-    return Apart(alone, autoreset_mode=AutoresetMode.NEXT_STEP, context="spawn")
+    envs = Apart(alone, autoreset_mode=AutoresetMode.NEXT_STEP, context="spawn")
+    atexit.register(envs.kill)  # before multiprocessing waits for those that nobody has closed
+    return envs
 
 
 def _alone(make: Callable[[], Any]) -> Any:
+    """Ctrl-C, and what a scheduler sends to all processes, is for the run, which ends its environments."""
     if multiprocessing.parent_process():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its environments
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which what it starts would have too
     return make()
 
 

@@ -1,6 +1,8 @@
 """Environments of Gymnasium in processes of their own, against the same ones in this process; and what happens when one ends."""
 
 import multiprocessing
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -73,6 +75,19 @@ def test_a_process_that_ends_is_told(apart):
     for _ in range(2):
         env.step(np.zeros(2, np.int32))
     with pytest.raises(RuntimeError, match="Apart-v0: the process of an environment ended, with exit code 7"):
+        env.step(np.zeros(2, np.int32))
+    env.close()
+    no_process_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP])
+def test_signals_are_for_the_run(apart, number):
+    """Ctrl-C goes to all processes of a terminal, a scheduler's to all of a job: the run steps on until it has saved."""
+    env = apart("async", "game_apart:Apart-v0")
+    env.reset(SEEDS)
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, number)
+    for _ in range(4):
         env.step(np.zeros(2, np.int32))
     env.close()
     no_process_is_left()
