@@ -32,6 +32,8 @@ from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep,
 
 _LOG_STD = (-20.0, 2.0)  # as in the authors' code
 
+LEARNS_FROM = {"samples": "replay_50k", "recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -104,10 +106,8 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """SAC for an environment. Raises ConfigError for continuous actions without bounds, several choices an action, and a source
-    that keeps no memory."""
+    """SAC for an environment. Raises ConfigError for continuous actions without bounds and several choices an action."""
     del num_shards
-    common.from_memory(config.source, "sac", "replay_50k")
     bounds = continuous.bounds(spec, "sac") if isinstance(spec.action, Continuous) else None
     num_actions = 0 if bounds else common.num_actions(spec, "sac")
     judged = continuous.with_action(spec) if bounds else spec  # what a critic sees

@@ -49,6 +49,8 @@ from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Trajectory
 _MOST_ROWS = 2**30  # of a shard: rows are counted in int32
 _DRAW = 2  # a stream of its own beside the two that `rings.draw` splits off
 
+GIVES = "samples"
+
 
 @schema
 class Hp:
