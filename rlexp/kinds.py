@@ -40,7 +40,8 @@ class Algo(Module, Protocol):
     """A `rlexp.algos.base.Algorithm`.
 
     A module may say what it can learn from, as `LEARNS_FROM = {word of GIVES: a source= that gives it}`, the usual one first; one
-    that says nothing is taken with any source.
+    that says nothing is taken with any source. And as `at_start(config)` which of its `hp` are read when a run begins and never
+    again, `{name: the setting with which it is}`: a population cannot change these.
     """
 
     def make(self, config: Any, *, spec: Any, torso_of: Any, dtype: Any, num_shards: int) -> Any: ...

@@ -46,7 +46,8 @@ class Hp:
     tau: Fraction
     """How far the target critics move towards the critics, every target_update_every updates: 1 copies them."""
     alpha: Positive
-    """Temperature: the weight of the entropy. Where learn_alpha is set it is the first one."""
+    """Temperature: the weight of the entropy. Where learn_alpha is set it is the first one alone:
+    changing it later, as a population does, would change nothing, and is refused."""
     target_entropy: Number
     """Of continuous actions: the entropy that the temperature is to keep, in nats for each number of an action within [-1, 1]."""
     target_entropy_ratio: Fraction
@@ -83,6 +84,11 @@ class Config:
 
     def __post_init__(self) -> None:
         common.one_setting(self, num_updates="num_updates")
+
+
+def at_start(config: Config) -> dict[str, str]:
+    """As `rlexp.kinds.Algo` says: the learnt temperature begins with alpha."""
+    return {"alpha": "algo.learn_alpha=false"} if config.learn_alpha else {}
 
 
 class Policy(NamedTuple):
