@@ -12,6 +12,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.envs.host import held
+from rlexp.kinds import GIVES
 from rlexp.networks.base import MemoryTorso
 from rlexp.sameness import resume_fingerprint
 from rlexp.sources.base import HostSource, Source, environments, is_host, stepping
@@ -99,6 +100,7 @@ def build(
     stepping_module = stepping(modules)
     is_over, on_host = stepping_module is not source_module, is_host(stepping_module)
     _check_place(modules, env, stepping_module, on_host)
+    _check_rows(modules, load_module(modules["algo"], "algo"), source_module)
     network = load_module(modules["network"], "network")
 
     def torso_of(spec: EnvSpec, *, memory: bool = False) -> Any:
@@ -218,6 +220,18 @@ def _check_place(modules: Mapping[str, str], env: Any, stepping_module: Any, on_
     raise ConfigError(
         f"algo.source.module: {stepping_module.__name__} {steps}, and {env.spec.name} of {modules['env']} {runs}; "
         f"expected source={'rollout, for one' if on_host else 'host'}"
+    )
+
+
+def _check_rows(modules: Mapping[str, str], algo_module: Any, source_module: Any) -> None:
+    """Raises ConfigError where the source says that its rows are such as the algorithm says it cannot learn from."""
+    wanted, given = getattr(algo_module, "LEARNS_FROM", None), getattr(source_module, "GIVES", None)
+    if not wanted or given is None or given in wanted:
+        return
+    usual, choice = next(iter(wanted.items()))
+    raise ConfigError(
+        f"algo.source: {modules['algo'].rpartition('.')[2]} learns from {GIVES.get(usual, usual)}, and {modules['algo.source']} "
+        f"gives {GIVES.get(given, given)}; expected source={choice}"
     )
 
 

@@ -37,7 +37,12 @@ class Network(Module, Protocol):
 
 
 class Algo(Module, Protocol):
-    """A `rlexp.algos.base.Algorithm`."""
+    """A `rlexp.algos.base.Algorithm`.
+
+    A module may say what it can learn from, as `LEARNS_FROM = {word of GIVES: a source= that gives it}`, the usual one first; one
+    that says nothing is taken with any source. And as `at_start(config)` which of its `hp` are read when a run begins and never
+    again, `{name: the setting with which it is}`: a population cannot change these.
+    """
 
     def make(self, config: Any, *, spec: Any, torso_of: Any, dtype: Any, num_shards: int) -> Any: ...
 
@@ -45,7 +50,8 @@ class Algo(Module, Protocol):
 class Source(Module, Protocol):
     """A `rlexp.sources.base.Source`, or a `HostSource`, as the return type of `make` says.
 
-    The numbers are given where the algorithm's Config has them and `make` takes them.
+    The numbers are given where the algorithm's Config has them and `make` takes them. A module may say what its rows are, as
+    `GIVES`, a word of the table below; one that says nothing is taken with any algorithm.
     """
 
     def make(
@@ -191,6 +197,14 @@ class PrecisionFields:
 
     compute: Literal["float32", "bfloat16"]
 
+
+# What a source's rows are.
+GIVES = {
+    "played": "what was just played, each transition once",
+    "slopes": "what was just played, with derivatives of returns",
+    "samples": "samples of a memory",
+    "recorded": "recorded data",
+}
 
 # What the platform itself reads of a kind's Config; all else is the module's own.
 FIELDS: dict[str, type] = {

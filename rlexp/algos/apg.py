@@ -18,11 +18,13 @@ import optax
 
 from rlexp.algos import common, continuous
 from rlexp.algos.base import Algorithm, TorsoOf
-from rlexp.config import ConfigError, Count, Flag, Host, NonNegative, Part, Positive, schema
+from rlexp.config import Count, Flag, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.heads import Head
 from rlexp.ops import slopes
 from rlexp.types import Batch, EnvSpec, Key, PyTree, TimeStep, Update
+
+LEARNS_FROM = {"slopes": "analytic"}
 
 
 @schema
@@ -80,11 +82,7 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """APG for an environment. Raises ConfigError for actions without bounds, and for a source that differentiates nothing."""
-    if "remat" not in vars(config.source):
-        raise ConfigError(
-            f"algo.source: apg needs derivatives of returns, which {config.source.module} has not; expected source=analytic"
-        )
+    """APG for an environment. Raises ConfigError for actions without bounds."""
     bounds = continuous.bounds(spec, "apg")
     actor = Head(torso_of(spec), bounds.size, scale=0.01, dtype=dtype)
 

@@ -24,6 +24,8 @@ from rlexp.networks.base import net
 from rlexp.networks.heads import head_on
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
+LEARNS_FROM = {"recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -75,9 +77,8 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """Behaviour cloning for an environment. Raises ConfigError for a source that has no recorded data."""
+    """Behaviour cloning for an environment."""
     del num_shards
-    common.from_data(config.source, "bc")
     head = policy_head(spec)
     network = net(head_on(torso_of(spec, memory=True), head.num_outputs, scale=0.01, dtype=dtype))
     shape = spec.action.shape if isinstance(spec.action, Continuous) else None

@@ -85,35 +85,9 @@ def one_setting(config: Any, **names: str) -> None:
             raise TwoValues(f"algo.{ours}", value, f"algo.source.{theirs}", given)
 
 
-def from_memory(source: Any, algorithm: str, choice: str) -> None:
-    """Raises ConfigError for a source whose rows are what was just played, and not samples; `choice` is one that has these."""
-    if vars(source).keys() <= {"module"}:  # without a single setting: as it comes, whole rollouts
-        raise ConfigError(
-            f"algo.source: {algorithm} learns from samples of a memory, and this source has none; expected source={choice}"
-        )
-
-
-def from_play(source: Any, who: str) -> None:
-    """Raises ConfigError for a source whose rows are samples of a memory, and not what was just played, each once."""
-    if "capacity" in {field.name for field in dataclasses.fields(source)}:
-        raise ConfigError(
-            f"algo.source: {who} needs what was just played, each transition once, and {source.module} gives samples; expected "
-            "source=rollout, or source=host for environments of the host"
-        )
-
-
-def from_data(source: Any, algorithm: str) -> None:
-    """Raises ConfigError for a source whose rows are what the policy plays by itself, and not recorded."""
-    if "returns_to_go" not in {field.name for field in dataclasses.fields(source)}:  # known once an episode is over
-        raise ConfigError(
-            f"algo.source: {algorithm} learns from recorded data, and {source.module} has what is played meanwhile; "
-            "expected source=dataset"
-        )
-
-
 def ask_for_returns_to_go(config: Any) -> None:
-    """Has the source give `extras` with "return_to_go" and "time". For a Config's `__post_init__`; a source that has none of
-    them is told by `from_data`."""
+    """Has the source give `extras` with "return_to_go" and "time". For a Config's `__post_init__`; a source of recorded
+    data takes it."""
     if "returns_to_go" in {field.name for field in dataclasses.fields(config.source)}:
         object.__setattr__(config, "source", dataclasses.replace(config.source, returns_to_go=True))
 

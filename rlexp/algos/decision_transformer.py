@@ -38,6 +38,8 @@ from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.decision_transformer import DecisionTransformer
 from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree, TimeStep, Update
 
+LEARNS_FROM = {"recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -123,9 +125,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     """A decision transformer for an environment. The network sees each observation; the transformer is the algorithm's own.
 
     Raises:
-      ConfigError: the source has no recorded data, or the sizes do not fit.
+      ConfigError: the sizes do not fit.
     """
-    common.from_data(config.source, "decision_transformer")
     _check(config, num_shards)
     head, num_rows, action_of = policy_head(spec), config.context_length, spec.action
     num_times = spec.max_episode_steps + 1

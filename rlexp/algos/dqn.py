@@ -41,6 +41,8 @@ from rlexp.ops.losses import huber
 from rlexp.ops.returns import n_step_return, n_step_row
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Trajectory, Update
 
+LEARNS_FROM = {"samples": "replay", "recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -210,9 +212,8 @@ def network(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any) -> 
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """DQN for an environment. Raises ConfigError for continuous actions, and a source that keeps no memory."""
+    """DQN for an environment. Raises ConfigError for continuous actions."""
     del num_shards
-    common.from_memory(config.source, "dqn", "replay")
     init_params, said_of, values = network(config, spec=spec, torso_of=torso_of, dtype=dtype)
 
     def of_action(said: jax.Array, action: jax.Array) -> jax.Array:

@@ -27,6 +27,8 @@ from rlexp.networks import normaliser as observation_normaliser
 from rlexp.ops.vtrace import vtrace
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
+LEARNS_FROM = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+
 
 @schema
 class Hp:
@@ -205,4 +207,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
-    return normalised_rewards(made, config.source) if config.normalize_rewards else made
+    return normalised_rewards(made) if config.normalize_rewards else made

@@ -26,6 +26,8 @@ from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep,
 
 _MOST_WEIGHT = 100.0  # of a row in the policy's loss, as in the paper
 
+LEARNS_FROM = {"recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -86,10 +88,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     """IQL for an environment.
 
     Raises:
-      ConfigError: the source has no recorded data; actions are continuous without bounds, or several choices.
+      ConfigError: actions are continuous without bounds, or several choices.
     """
     del num_shards
-    common.from_data(config.source, "iql")
     bounds = continuous.bounds(spec, "iql") if isinstance(spec.action, Continuous) else None
     num_actions = 0 if bounds else common.num_actions(spec, "iql")
     judged, head = continuous.with_action(spec) if bounds else spec, policy_head(spec)

@@ -27,6 +27,8 @@ from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
+LEARNS_FROM = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+
 
 @schema
 class Hp:
@@ -138,7 +140,6 @@ def by_kl(inner: optax.GradientTransformation, factor: jax.Array) -> optax.Gradi
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
-    common.from_play(config.source, "ppo")
     squash, observations = config.action_bounds == "squash", config.normalize_observations
     parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=observations, squash=squash)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
@@ -265,4 +266,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
-    return normalised_rewards(made, config.source) if config.normalize_rewards else made
+    return normalised_rewards(made) if config.normalize_rewards else made

@@ -28,6 +28,8 @@ from rlexp.networks.heads import head_on
 from rlexp.ops.returns import lambda_returns
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
+LEARNS_FROM = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+
 
 @schema
 class Hp:
@@ -207,4 +209,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, policy, q_net.carry, act, update)
-    return normalised_rewards(made, config.source) if config.normalize_rewards else made
+    return normalised_rewards(made) if config.normalize_rewards else made

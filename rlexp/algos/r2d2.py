@@ -31,6 +31,8 @@ from rlexp.ops.rescaling import rescale, unscale
 from rlexp.ops.returns import n_step_returns
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
+LEARNS_FROM = {"samples": "replay_sequences", "recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -114,9 +116,8 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """R2D2. Raises ConfigError for other actions than one choice, a network without a memory, and a source that keeps nothing."""
+    """R2D2. Raises ConfigError for other actions than one choice, and a network without a memory."""
     del num_shards
-    common.from_memory(config.source, "r2d2", "replay_sequences")
     if config.burn_in >= config.sequence_length:
         raise ConfigError(
             f"algo.burn_in: {config.burn_in} leaves nothing to learn of algo.sequence_length {config.sequence_length}; "

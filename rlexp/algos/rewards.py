@@ -40,13 +40,9 @@ class Policy(NamedTuple):
     gamma: Float[Array, ""]
 
 
-def normalised_rewards(algorithm: Algorithm, source: Any) -> Algorithm:
-    """The algorithm, which is given scaled rewards, whose State has `hp["gamma"]`, and whose batches are new transitions.
-
-    Raises:
-      ConfigError: its source, a configuration, gives samples in their place.
-    """
-    common.from_play(source, "algo.normalize_rewards")
+def normalised_rewards(algorithm: Algorithm) -> Algorithm:
+    """The algorithm, which is given scaled rewards, whose State has `hp["gamma"]`, and whose batches are new transitions: it
+    learns from what was just played (`LEARNS_FROM` of its module), and from no samples."""
 
     def plain(state: Any) -> Any:
         return state._replace(normaliser=state.normaliser.observations)

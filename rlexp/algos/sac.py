@@ -32,6 +32,8 @@ from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep,
 
 _LOG_STD = (-20.0, 2.0)  # as in the authors' code
 
+LEARNS_FROM = {"samples": "replay_50k", "recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -44,7 +46,8 @@ class Hp:
     tau: Fraction
     """How far the target critics move towards the critics, every target_update_every updates: 1 copies them."""
     alpha: Positive
-    """Temperature: the weight of the entropy. Where learn_alpha is set it is the first one."""
+    """Temperature: the weight of the entropy. Where learn_alpha is set it is the first one alone:
+    changing it later, as a population does, would change nothing, and is refused."""
     target_entropy: Number
     """Of continuous actions: the entropy that the temperature is to keep, in nats for each number of an action within [-1, 1]."""
     target_entropy_ratio: Fraction
@@ -83,6 +86,11 @@ class Config:
         common.one_setting(self, num_updates="num_updates")
 
 
+def at_start(config: Config) -> dict[str, str]:
+    """As `rlexp.kinds.Algo` says: the learnt temperature begins with alpha."""
+    return {"alpha": "algo.learn_alpha=false"} if config.learn_alpha else {}
+
+
 class Policy(NamedTuple):
     """What actors need."""
 
@@ -104,10 +112,8 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """SAC for an environment. Raises ConfigError for continuous actions without bounds, several choices an action, and a source
-    that keeps no memory."""
+    """SAC for an environment. Raises ConfigError for continuous actions without bounds and several choices an action."""
     del num_shards
-    common.from_memory(config.source, "sac", "replay_50k")
     bounds = continuous.bounds(spec, "sac") if isinstance(spec.action, Continuous) else None
     num_actions = 0 if bounds else common.num_actions(spec, "sac")
     judged = continuous.with_action(spec) if bounds else spec  # what a critic sees

@@ -26,6 +26,8 @@ from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positiv
 from rlexp.networks.heads import Head
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
+LEARNS_FROM = {"samples": "replay_50k", "recorded": "dataset"}
+
 
 @schema
 class Hp:
@@ -96,9 +98,8 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """TD3 for an environment. Raises ConfigError for discrete actions, such without bounds, and a source that keeps no memory."""
+    """TD3 for an environment. Raises ConfigError for discrete actions, and such without bounds."""
     del num_shards
-    common.from_memory(config.source, "td3", "replay_50k")
     bounds = continuous.bounds(spec, "td3")
     judged = continuous.with_action(spec)  # what a critic sees
     actor = Head(torso_of(spec), bounds.size, scale=0.01, dtype=dtype)

@@ -185,6 +185,7 @@ def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
             atexit.unregister(self.kill)
 
         def kill(self) -> None:
+            self.closed = True
             for process in self.processes:
                 process.kill()
 

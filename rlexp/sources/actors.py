@@ -31,6 +31,8 @@ from rlexp.types import Batch, Key, Mean, Metrics, PyTree
 LOOK_S = 1.0  # a wait looks up as often, whatever happens
 END_S = 20.0  # within which an actor has to end: it looks before each step of its environments
 
+GIVES = "played"
+
 
 @schema
 class Config:

@@ -22,6 +22,8 @@ from rlexp.sources import rollout
 from rlexp.sources.base import Source
 from rlexp.types import Batch, Continuous, Key, Metrics, PyTree, TimeStep
 
+GIVES = "slopes"
+
 
 @schema
 class Hp:

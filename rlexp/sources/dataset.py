@@ -19,6 +19,8 @@ from rlexp.recorded import reading, spaces, windows
 from rlexp.sources.base import HostSource, no_feedback
 from rlexp.types import Batch, EnvSpec, Key, Mean, Metrics, TimeStep, Trajectory
 
+GIVES = "recorded"
+
 
 @schema
 class Config:

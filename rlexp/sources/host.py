@@ -22,6 +22,8 @@ from rlexp.sources.base import HostSource, no_feedback
 from rlexp.sources.rollout import clip_action
 from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
 
+GIVES = "played"
+
 
 @schema
 class Config:

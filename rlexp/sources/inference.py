@@ -36,6 +36,8 @@ from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
 from rlexp.workers import address, wire
 from rlexp.workers.keeper import Start, check_jobs, jobs, processes
 
+GIVES = "played"
+
 
 @schema
 class Config:

@@ -49,6 +49,8 @@ from rlexp.types import Batch, Key, Mean, Metrics, PyTree, Trajectory
 _MOST_ROWS = 2**30  # of a shard: rows are counted in int32
 _DRAW = 2  # a stream of its own beside the two that `rings.draw` splits off
 
+GIVES = "samples"
+
 
 @schema
 class Hp:
@@ -85,7 +87,8 @@ class Config:
     selector: Literal["uniform", "prioritised"] = "uniform"
     """Which transitions are drawn: all alike, or in proportion to what the algorithm found them worth."""
     storage: Literal["device", "host"] = "device"
-    """Where the rows lie: in the device's memory, or in the host's, from which the drawn ones alone come to the device."""
+    """Where the rows lie, and what a network with a memory remembered at them: in the device's memory, or in the host's, from which
+    the drawn ones alone come to the device."""
     error_buffer: Positive | None = None
     """Samples that inserts and samples may run apart, of source=actors and source=inference; null: they take turns."""
     samples_per_insert: Positive | None = None
@@ -122,7 +125,7 @@ class Data(NamedTuple):
 _HERE: Any = Place.SHARD
 _COLUMNS: Any = Trajectory._make(Place.HOST for _ in Trajectory._fields)._replace(valid=_HERE)
 _ROWS = jax.tree.map(lambda place: "host" if place is Place.HOST else "device", _COLUMNS)
-_PLACES = Data(_HERE, Ring(Table(_COLUMNS, _HERE, _HERE, _HERE, _HERE), _HERE, _HERE), _HERE, _HERE, _HERE)
+_PLACES = Data(_HERE, Ring(Table(_COLUMNS, _HERE, _HERE, _HERE, _HERE), _HERE, _HERE), _HERE, _HERE, Place.HOST)
 
 
 def make(
@@ -272,8 +275,8 @@ def _memory(
         ring = rings.init(structs, capacity=capacity, weighted=weighted, storage=rows)
         zero = jnp.zeros((), jnp.float32)
         priorities = Priorities(zero + 1.0, zero, jnp.zeros((), jnp.int32)) if weighted else ()
-        num_rollouts = capacity // num_steps
-        memory = jax.tree.map(lambda s: jnp.zeros((num_rollouts * num_envs, *s.shape[1:]), s.dtype), memory_of)
+        of_one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), memory_of)
+        memory = columns.init(of_one, capacity=capacity // num_steps * num_envs, storage=config.storage)
         return Data((), ring, key, priorities, memory)
 
     def add(data: Data, batch: Batch) -> Data:
@@ -307,8 +310,7 @@ def _memory(
         windows = rings.read(ring, item, num_envs=num_envs, length=length)  # [length, U, B, ...]
         trajectory = jax.tree.map(lambda x: x.swapaxes(0, 1), windows)
         rollout_of = item // (num_steps * num_envs) * num_envs + item % num_envs
-        memory = jax.tree.map(lambda kept: kept.at[rollout_of].get(mode="promise_in_bounds"), data.memory)
-        return data._replace(ring=ring), Batch(trajectory, weight, ids, memory), metrics
+        return data._replace(ring=ring), Batch(trajectory, weight, ids, columns.take(data.memory, rollout_of)), metrics
 
     def feedback(data: Data, ids: Any, priority: Any) -> Data:
         known = sums.sound(priority)

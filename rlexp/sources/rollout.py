@@ -13,6 +13,8 @@ from rlexp.ops import slopes
 from rlexp.sources.base import Source, no_feedback
 from rlexp.types import AGENT_STEPS, Batch, Continuous, EnvSpec, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
 
+GIVES = "played"
+
 
 @schema
 class Config:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlexp.config import Config, ConfigError
+from rlexp.config import Config, ConfigError, load_module
 from rlexp.overrides import override_key
 from rlexp.sameness import TRACED
 from rlexp.sweep.space import Space
@@ -15,10 +15,11 @@ def space(given: Mapping[str, Any], sweep: Sweep) -> Space:
     """`sweeper.space` with the command line's. Raises ConfigError, which says what can be searched."""
     everywhere = [_traced(one.config) for one in sweep.settings]
     keys = [key for key in everywhere[0] if all(key in others for others in everywhere)]
+    settled = {key: how for one in sweep.settings for key, how in _settled(one).items()}
     if not given and not sweep.intervals:
         raise ConfigError(
             "sweeper.space: empty; expected parameters, such as 'algo.hp.lr=tag(log, interval(1e-5, 1e-2))' on the command line; "
-            f"allowed: {', '.join(keys)}"
+            f"allowed: {', '.join(key for key in keys if key not in settled)}"
         )
     found = sweep.space(given)
     for key in found:
@@ -26,6 +27,11 @@ def space(given: Mapping[str, Any], sweep: Sweep) -> Space:
             raise ConfigError(
                 f"sweeper.space.{key}: it shapes the program, so that it cannot change while members train; allowed: "
                 f"{', '.join(keys)}"
+            )
+        if key in settled:
+            raise ConfigError(
+                f"sweeper.space.{key}: it is read when a run begins and never again, so that changing it while members train "
+                f"changes nothing; expected {settled[key]}, or another of {', '.join(k for k in keys if k not in settled)}"
             )
     return found
 
@@ -65,6 +71,12 @@ def whose(grid: Sequence[Sequence[str]], job: Sequence[str]) -> str:
 def _traced(config: Config) -> list[str]:
     """Every key of a configuration that is data of the program."""
     return [key for path in TRACED for key in _keys(_at(config, path), path)]
+
+
+def _settled(one: Setting) -> dict[str, str]:
+    """Those that the algorithm reads at the start alone, and the setting with which it reads them later."""
+    at_start = getattr(load_module(one.modules["algo"], "algo"), "at_start", lambda config: {})
+    return {f"algo.hp.{name}": how for name, how in at_start(one.config.algo).items()}
 
 
 def _at(config: Any, path: str) -> Any:

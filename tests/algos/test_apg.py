@@ -85,7 +85,8 @@ def test_choices_and_other_sources_are_refused():
     with pytest.raises(ConfigError, match=r"^env: CartPole-v1 has discrete actions; apg needs continuous ones$"):
         build("algo=apg", "env=gymnax/cartpole")
     with pytest.raises(
-        ConfigError, match=r"^algo\.source: apg needs derivatives of returns, .*; expected source=analytic"
+        ConfigError,
+        match=r"^algo\.source: apg learns from .* with derivatives of returns, .*; expected source=analytic",
     ):
         build("algo=apg", "env=gymnax/pendulum", "source=rollout")
     with pytest.raises(ConfigError, match=r"^algo\.source\.module: rlexp\.sources\.analytic differentiates by actions"):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from algos import recorded, toys
+from jax.interpreters.partial_eval import dce_jaxpr
 from support import ALGORITHMS
 
 from rlexp import compose, experiment
@@ -233,6 +234,28 @@ def test_a_new_learning_rate_takes_effect_without_tracing_again(algorithm, env):
     lr = out.metrics["loss/lr"]
     assert lr.sum / lr.count == pytest.approx(2 * c.experiment.hp["lr"])
     assert c.num_traces[0] == traces
+
+
+@pytest.mark.parametrize(("algorithm", "env"), DAILY)
+def test_hyperparameters_that_are_read_at_the_start_alone_are_told(algorithm, env):
+    """A population changes hp while members train: what only init reads would change nothing. SAC's alpha is one."""
+    c = case(algorithm, env)
+    functions = c.experiment.algorithm
+
+    def read(f: Callable[[dict], Any]) -> set[str]:
+        """Of hp, what anything depends on that f gives."""
+        traced = jax.make_jaxpr(f)(c.hp).jaxpr
+        used = dce_jaxpr(traced, [True] * len(traced.outvars))[1]
+        return {name for name, is_used in zip(sorted(c.hp), used, strict=True) if is_used}
+
+    def learnt(hp: dict) -> Any:
+        state, out = functions.update(c.state._replace(hp=hp), c.batch)
+        return state._replace(hp=()), out
+
+    at_start = read(lambda hp: functions.init(jax.random.key(0), hp)._replace(hp=()))
+    later = read(learnt) | read(lambda hp: functions.policy(c.state._replace(hp=hp), True))
+    told = getattr(c.experiment.part("algo"), "at_start", lambda config: {})(c.experiment.config.algo)
+    assert at_start - later == told.keys()
 
 
 @pytest.mark.parametrize("explore", [True, False])

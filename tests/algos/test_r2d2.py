@@ -118,7 +118,8 @@ def test_what_is_remembered_counts_and_no_gradient_is_of_the_burn_in():
         (("algo.burn_in=9",), "algo.burn_in: 9 leaves nothing to learn of algo.sequence_length 9; at most 8"),
         (
             ("source=rollout",),
-            "algo.source: r2d2 learns from samples of a memory, and this source has none; expected source=replay_sequences",
+            "algo.source: r2d2 learns from samples of a memory, and rlexp.sources.rollout gives what was just "
+            "played, each transition once; expected source=replay_sequences",
         ),
     ],
 )

@@ -16,6 +16,7 @@ import yaml
 
 from rlexp.config import ConfigError, parse
 from rlexp.storage import checkpoint
+from rlexp.storage.checkpoint import saving
 
 
 def steps(directory):
@@ -120,6 +121,34 @@ def test_the_donated_run_goes_on_at_once(tmp_path, tools):
     assert restored.update == 1
     assert tools.host(restored.run) == before
     assert tools.host(run) != before
+
+
+def test_saving_makes_no_copy_on_the_device(tmp_path, tools, monkeypatch):
+    """A memory may take more than half of what a device has. Looked at all the while, until all is on the disk."""
+    monkeypatch.setattr(saving, "_COMPARED_BYTES", 0)  # as of a memory of gigabytes
+    run = tools.build_run(1, members=1, capacity=8_000_000)  # 48 MB
+    rows, here = run.data["replay"].obs, jax.devices()[0].default_memory().kind
+    size, most, done, looks = rows.nbytes, 0, threading.Event(), 0
+
+    def look():
+        nonlocal most, looks
+        while not done.wait(0.001):
+            large = [x for x in jax.live_arrays() if x.sharding.memory_kind == here and x.nbytes >= size // 2]
+            there = {x.unsafe_buffer_pointer(): x.nbytes for x in large}  # a shard of an array is a view of it
+            most, looks = max(most, sum(there.values())), looks + 1
+
+    checkpointer, thread = checkpoint.make(tools.config(), tmp_path), threading.Thread(target=look)
+    checkpointer.ready()
+    thread.start()
+    try:
+        for update in (1, 2):
+            checkpointer.save(update, run, {}, None)
+        checkpointer.close()
+    finally:
+        done.set()
+        thread.join()
+    assert steps(tmp_path) == [1, 2] and looks > 10
+    assert most == size
 
 
 def test_a_restored_run_fits_the_compiled_program(tmp_path, tools):

@@ -10,6 +10,7 @@ from support import ALGORITHMS, command_line
 
 from rlexp import __main__ as cli
 
+RECORDED = ("source=dataset", "algo.source.path=data/mine-v0", "algo.source.sequence_length=8")
 SAMPLED = ("source=replay", "algo.source.num_updates=1", "algo.source.sequence_length=8", "algo.source.batch_size=16")
 # (arguments, words that the line must hold)
 WRONG = [
@@ -88,11 +89,15 @@ WRONG = [
     (["algo=r2d2", "algo.sequence_length=100000"], ["algo.source.capacity", "100000", "it needs"]),
     (["algo=sac", "source=rollout"], ["algo.source: sac", "memory", "source=replay_50k"]),
     (["algo=td3", "env=gymnax/pendulum", "source=rollout"], ["algo.source: td3", "memory", "source=replay_50k"]),
-    (["algo=ppo", "source=replay"], ["algo.source: ppo needs what was just played", "source=rollout"]),
-    (["algo=pqn", "source=replay"], ["algo.source.num_updates: null", "algo=dqn"]),
+    (["algo=ppo", "source=replay"], ["algo.source: ppo learns from what was just played", "source=rollout"]),
+    (["algo=pqn", "network=gru", *SAMPLED], ["algo.source: pqn learns from what was just played", "source=rollout"]),
     (
-        ["algo=impala", *SAMPLED, "algo.normalize_rewards=true"],
-        ["algo.source: algo.normalize_rewards needs what was just played", "source=rollout"],
+        ["algo=pqn", *RECORDED],
+        ["algo.source: pqn learns from what was just played", "gives recorded data", "source=rollout"],
+    ),
+    (
+        ["algo=impala", *SAMPLED],
+        ["algo.source: impala learns from what was just played", "gives samples", "source=rollout"],
     ),
     (["algo=sac", "algo.source.sequence_length=null"], ["algo.source.sequence_length: null", "such as 1"]),
     (

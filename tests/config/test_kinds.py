@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
+from support import ALGORITHMS
 from training import imitation
 
 from rlexp import compose, experiment, kinds
@@ -184,3 +186,49 @@ def test_the_signatures_are_those_of_our_own_modules():
                 assert sorted(inspect.signature(vars(load_module(name, path))[function]).parameters) == sorted(
                     wanted
                 ), path
+
+
+# --- what sources give, and algorithms learn from ----------------------------------------------------------------------
+
+ROWS = {"played": "rollout", "slopes": "analytic", "samples": "replay", "recorded": "dataset"}  # a source of each kind
+
+
+@functools.cache
+def source_of(name: str) -> dict:
+    return compose.compose_node([f"source={name}"])[0]["algo"]["source"]
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_an_algorithm_is_refused_with_each_source_that_it_cannot_learn_from(algo):
+    env = "env=gymnax/pendulum" if algo in ("td3", "apg") else "env=gymnax/cartpole"
+    node, _ = compose.compose_node([f"algo={algo}", env, "logger=quiet"])
+    module = load_module(node["algo"]["module"], "algo")
+    name, (usual, choice) = module.__name__.rpartition(".")[2], next(iter(module.LEARNS_FROM.items()))
+    assert list(ROWS) == list(kinds.GIVES) and len(module.LEARNS_FROM) < len(ROWS)
+    for gives, source in module.LEARNS_FROM.items():
+        assert gives == load_module(source_of(source.partition(",")[0])["module"], "algo.source").GIVES
+    for gives in ROWS.keys() - module.LEARNS_FROM.keys():
+        node["algo"]["source"] = source_of(ROWS[gives])
+        with pytest.raises(ConfigError) as told:
+            experiment.build(node)
+        said = f"gives {kinds.GIVES[gives]}; expected source={choice}"
+        assert str(told.value).startswith(f"algo.source: {name} learns from {kinds.GIVES[usual]}, and ")
+        assert str(told.value).endswith(said)
+
+
+def test_every_source_says_what_it_gives():
+    files = (compose.CONF_DIR / "source").glob("*.yaml")
+    given = {load_module(yaml.safe_load(file.read_text())["module"], "algo.source").GIVES for file in files}
+    assert given == set(kinds.GIVES)
+
+
+def test_a_module_that_says_nothing_of_its_rows_is_taken(module):
+    node, _ = compose.compose_node(["algo=ppo", "logger=quiet"])
+    silent = copy.deepcopy(node)
+    silent["algo"]["source"]["module"] = module("rlexp.sources.rollout", GIVES=None)
+    experiment.build(silent)
+    silent["algo"]["source"]["module"] = module("rlexp.sources.rollout", GIVES="dreams")
+    with pytest.raises(ConfigError, match=r"rollout gives dreams; expected source=rollout"):
+        experiment.build(silent)
+    silent["algo"]["module"] = module("rlexp.algos.ppo", LEARNS_FROM=None)
+    experiment.build(silent)

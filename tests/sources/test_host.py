@@ -390,7 +390,7 @@ def test_a_plan_is_of_the_learning():
             "env=gymnasium/cartpole algo=dqn source=replay",
             r"replay steps compiled .* runs on the host; expected source=host",
         ),
-        ("source=replay", r"algo\.source: ppo needs what was just played"),
+        ("source=replay", r"algo\.source: ppo learns from what was just played"),
         ("source=hots", r'source=hots: there is no such option; did you mean "host"\?'),
     ],
 )

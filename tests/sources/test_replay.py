@@ -13,7 +13,7 @@ from sources.numbered import check_rows, marking, numbered
 from rlexp.config import ConfigError
 from rlexp.replay import ring as rings
 from rlexp.sources import replay
-from rlexp.sources.base import Source
+from rlexp.sources.base import Place, Source
 from rlexp.training.layout import Layout, collect, init_shards
 
 B, T = 3, 4  # environments and steps of a rollout
@@ -169,6 +169,16 @@ def test_windows_begin_where_what_was_remembered_is_kept_and_come_with_it(select
     assert any(
         (batch.trajectory.valid[:, 0] == 0).any() for batch in batches
     )  # a window need not start with a transition
+
+
+def test_what_was_remembered_lies_on_the_host_with_the_rows_and_is_drawn_as_on_the_device():
+    of_call = dict(remembers=True, selector="prioritised", sequence_length=6, prefill_env_steps=13)
+    (_, ours), (_, theirs) = call(9, storage="host", **of_call), call(9, **of_call)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    made = source(storage="host", **of_call)
+    data = jax.jit(made.init)(jax.random.key(0), jnp.zeros((), jnp.int32))
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(data.memory)} == {"pinned_host"}
+    assert made.places.memory is Place.HOST  # as the layout is told
 
 
 def test_importance_counts_the_windows_that_may_be_drawn():

@@ -394,6 +394,9 @@ def test_each_value_of_the_command_line_has_a_population_with_seeds_of_its_own(t
     assert [job.overrides for job in jobs(tmp_path)] == again and {job.attempt for job in jobs(tmp_path)} == {1}
 
 
+ALPHA = "sweeper.space={algo: {hp: {alpha: {choices: [0.1, 1]}}}}"
+
+
 def pbt_of(directory: Path, *overrides: str) -> Sweeper:
     """The sweeper of a command line, with an interval as Hydra gives it."""
     node, _ = compose.compose_node(["sweeper=pbt", "sweeper.population=4", *overrides])
@@ -419,6 +422,10 @@ def pbt_of(directory: Path, *overrides: str) -> Sweeper:
         (["launcher.pack=off"], r"launcher\.pack: off is not allowed with sweeper=pbt"),
         (["env=gymnasium/cartpole", "source=host"], r"algo\.source: its environments or its data are the host's"),
         (["run=plan"], r"run: plan has no population"),
+        (
+            ["algo=sac", ALPHA],
+            r"sweeper\.space\.algo\.hp\.alpha: it is read when .* expected algo\.learn_alpha=false, or another of algo\.hp\.lr, ",
+        ),
         (["between=population"], r"between: a population is what acts"),
         (["seed=4_000_000_000"], r"seed: 4000000000 is not allowed; expected less than 1073741824"),
         (["sweeper.fraction=0.6"], r"sweeper\.fraction: 0\.6 is not allowed; expected less than or equal to 0\.5"),
