@@ -26,7 +26,7 @@ from rlexp.loggers import jsonl
 from rlexp.names import plain
 from rlexp.report import details, explorer
 from rlexp.report.found import Finder, Run, stamp_of
-from rlexp.sweep import report
+from rlexp.sweep import markup, report
 
 PORT = 8050
 _EVERY_S = 5  # that a page asks for what is new
@@ -196,7 +196,7 @@ def application(board: Board, token: str) -> Any:
 
     async def script(request: web.Request) -> web.Response:
         if not plotly:
-            plotly.append(await asyncio.to_thread(lambda: gzip.compress(report.get_plotlyjs().encode(), 6)))
+            plotly.append(await asyncio.to_thread(lambda: gzip.compress(markup.get_plotlyjs().encode(), 6)))
         headers = {"Content-Encoding": "gzip", "Cache-Control": "private, max-age=86400"}
         return web.Response(body=plotly[0], content_type="text/javascript", charset="utf-8", headers=headers)
 
@@ -246,4 +246,4 @@ def live_page(board: Board, index: dict[str, Any]) -> str:
 <p class="muted">{places} · looked at every {_EVERY_S} s · <a href="report">the whole report, as of now</a></p>
 </header>
 """
-    return report.document(where, head + explorer.section(index | {"live": _EVERY_S}), "", plotly="plotly.js")
+    return markup.document(where, head + explorer.section(index | {"live": _EVERY_S}), "", plotly="plotly.js")

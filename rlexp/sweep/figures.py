@@ -19,7 +19,7 @@ _INK, _MUTED, _GRID = "#1f2430", "#667085", "#e9ebef"
 _COLORS = ("#1f5fbf", "#e08a3c", "#2b9a77", "#b8467c", "#7b61c9", "#4aa3c7", "#8a6d3b", "#7c8594")
 _DASHES = ("solid", "dash", "dot")
 _WORSE_TO_BETTER = [[0, "#c3cfe2"], [0.35, "#8fb0e0"], [0.7, "#3f78cc"], [1, "#12336e"]]
-_FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"  # as in report.css
+_FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"  # as in markup.css
 _MAX_TICKS = 12
 
 

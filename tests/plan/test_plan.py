@@ -82,9 +82,9 @@ def test_every_algorithm_is_planned_here(algo, tmp_path):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_is_planned_for_a_tpu(algo, tmp_path):
     run = (f"algo={algo}", *small(algo), "hydra.run.dir=run")
-    done = command_line(tmp_path, "hardware=v4-8", "run=plan", *run, tpu_compiler=True)
+    done = command_line(tmp_path, "hardware=v4-32", "run=plan", *run, tpu_compiler=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "" and "4 x TPU v4 (2x2x1)" in done.stdout
+    assert done.stderr == "" and "16 x TPU v4 (2x2x4)" in done.stdout
     found = json.loads((tmp_path / "run/plan.json").read_text())
     check_plan(found)
     assert found["capacity_bytes"] == 30.75 * 2**30

@@ -18,7 +18,7 @@ from made_up_sweep import made_up
 from rlexp.report.__main__ import main
 from rlexp.report.serve import Board
 from rlexp.sweep import __main__ as sweep
-from rlexp.sweep import figures, report, statistics
+from rlexp.sweep import figures, markup, statistics
 from rlexp.sweep.manifest import Entry
 
 SPACE = "[{key: algo.hp.lr, low: 1e-05, high: 0.01, log: true, step: null, whole: false, choices: null}]"
@@ -91,8 +91,8 @@ def quickly():
         patch.setattr(figures, "_lay_out", lambda figure, **_: None)
         patch.setattr(figures, "curves", lambda *_: None)
         patch.setattr(figures, "importance", lambda *_: None)
-        patch.setattr(report, "to_html", lambda figure, **_: figure.to_json())
-        patch.setattr(report, "get_plotlyjs", lambda: "")
+        patch.setattr(markup, "to_html", lambda figure, **_: figure.to_json())
+        patch.setattr(markup, "get_plotlyjs", lambda: "")
         patch.setattr(statistics, "NUM_RESAMPLES", 20)
         yield
 
