@@ -38,6 +38,9 @@ class Env(NamedTuple):
     shared: PyTree = ()
     # A state as `reset` and `step` give it, not one of `batch` -> uint8 [H, W, 3], in Python.
     draw: Callable[[EnvState], Any] | None = None
+    # Of each leaf of an observation, or of all: how many frames stand side by side on its last axis, the newest last, and before an
+    # episode's first one that one, repeated; to the bit, since a memory keeps the newest of each row alone. 1: it is no stack.
+    frames: PyTree = 1
 
 
 def batched(env: Env) -> Batched:

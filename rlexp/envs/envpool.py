@@ -67,6 +67,7 @@ def make(config: Config) -> HostEnv:
         info=info,
         own_action=game.actions.own,
         film=film,
+        frames=game.frames,
     )
 
 
@@ -84,6 +85,7 @@ class Game(NamedTuple):
     actions: Actions
     observations: Observations
     scored: bool  # it tells its reward before it is clipped, as Atari's do
+    frames: int  # see `Env.frames`
 
 
 def _game(config: Config) -> Game:
@@ -94,9 +96,12 @@ def _game(config: Config) -> Game:
             actions = read_actions(config.id, pool.action_space)
             observations = _channels_last(read_observations(config.id, pool.observation_space))
             scored = "reward" in pool.reset()[1]
+        # A life that is an episode of its own begins with frames of the one before.
+        atari = type(pool).__name__.startswith("Atari") and not pool.spec.config.episodic_life
+        frames = int(pool.spec.config.stack_num) if atari else 1
     finally:
         pool.close()
-    return Game(limit, actions, observations, scored)
+    return Game(limit, actions, observations, scored, frames)
 
 
 def _opened(config: Config, game: Game, num_envs: int) -> Opened:

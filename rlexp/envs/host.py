@@ -40,6 +40,7 @@ class HostEnv(NamedTuple):
     film: Callable[[], Opened] | None = (
         None  # opens one that can be drawn; raises ConfigError where that cannot be here
     )
+    frames: PyTree = 1  # as an Env's
     node: Mapping[str, Any] | None = None  # of the configuration: another process makes the same environment of it
 
 

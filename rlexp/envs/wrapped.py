@@ -147,7 +147,13 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
 
     batch = Batched(functools.partial(reset, envs), functools.partial(step, envs), envs.differentiates)
     draw = None if env.draw is None else (lambda state: env.draw(state.inner))  # type: ignore[misc]
-    return Env(spec, reset_one, step_one, batch, env.shared, draw)
+    # One that waits for its reset shows a stack that does not move on.
+    frames = (
+        1
+        if env.batch
+        else jax.tree_util.tree_map_with_path(lambda p, _: 1 if _is_mask(p) else config.frame_stack, spec.observation)
+    )
+    return Env(spec, reset_one, step_one, batch, env.shared, draw, frames)
 
 
 def _spec(config: Config, inner: EnvSpec) -> EnvSpec:

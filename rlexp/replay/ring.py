@@ -3,6 +3,8 @@
 A row is one time step, so the observation after a transition is that of the next row, and is stored once. Rows are added in
 blocks of all environments, over the oldest ones; blocks fill the ring exactly, hence no block is ever split by its end. Row
 `slot` of environment `env` is item slot * B + env of the table, which has capacity * B places.
+
+With a reserve so many rows of them are no longer held, but may still be read from windows that are: what was right before.
 """
 
 from typing import NamedTuple
@@ -42,8 +44,8 @@ def init(rows: PyTree, *, capacity: int, weighted: bool = False, storage: Storag
     return Ring(table.init(item, capacity=num, weighted=weighted, storage=storage), zero, zero)
 
 
-def add(ring: Ring, rows: PyTree) -> Ring:
-    """Adds a block of T rows, over the oldest where the ring is full. Every T is the same, and divides the capacity.
+def add(ring: Ring, rows: PyTree, *, reserve: int = 0) -> Ring:
+    """Adds a block of T rows, over the oldest where the ring is full. Every T is the same, and divides capacity and reserve.
 
     The weights of the rows that were there stay until `weigh` is called.
     """
@@ -62,16 +64,19 @@ def add(ring: Ring, rows: PyTree) -> Ring:
         inserted=old.inserted + jnp.uint32(num),
     )
     head = (ring.head + jnp.int32(num_rows)) % jnp.int32(capacity)
-    return Ring(written, head, jnp.minimum(ring.size + jnp.int32(num_rows), jnp.int32(capacity)))
+    return Ring(written, head, jnp.minimum(ring.size + jnp.int32(num_rows), jnp.int32(capacity - reserve)))
 
 
-def starts(ring: Ring, *, num_envs: int, num_rows: int, length: int) -> Starts:
-    """The rows whose windows of `length` rows a block of `num_rows` has completed, and those whose it has begun.
+def starts(ring: Ring, *, num_envs: int, num_rows: int, length: int, reserve: int = 0) -> Starts:
+    """The rows whose windows of `length` rows a block of `num_rows` has completed, those whose it has begun, and those it has put
+    into the reserve.
 
     They are all whose weight must change with it: the others' windows were complete before, and still are.
     """
     capacity = ring.table.sampled.size // num_envs
     age = jnp.arange(num_rows + length - 1, 0, -1, dtype=jnp.int32)[:, None]  # 1 is the newest row
+    if reserve:
+        age = jnp.concatenate([ring.size + age[-num_rows:], age])
     item = ((ring.head - age) % jnp.int32(capacity)) * num_envs + jnp.arange(num_envs, dtype=jnp.int32)
     held = jnp.broadcast_to((age >= length) & (age <= ring.size), item.shape)
     return Starts(item.reshape(-1), held.reshape(-1))

@@ -1,7 +1,7 @@
 """A table of items: rows, or trajectories of a fixed length, as plain arrays with a weight and a history for each item.
 
-Columns have names, shapes and types as the environment has them: uint8 stays uint8. What is stored as single frames can be stacked
-when it is read (`rlexp.replay.windows.stacked`).
+Columns have names, shapes and types as they are given: uint8 stays uint8. What is stored as single frames is stacked when it is
+read (`rlexp.replay.windows.stacked`).
 Which item makes way for a new one is a remover's to say (`rlexp.replay.removers`), which are drawn a selector's
 (`rlexp.replay.selectors`). One shard's table knows nothing of the others.
 """

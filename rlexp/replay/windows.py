@@ -60,9 +60,37 @@ def read(
     return Window(rows, inside)
 
 
-def stacked(window: Window) -> PyTree:
-    """Leaves [depth, *N, ...] -> [*N, ..., depth]: what frames were before, the newest last."""
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), window.rows)
+def newest(stacks: PyTree, frames: PyTree) -> PyTree:
+    """Of stacks, leaves [..., frames * C], the newest frame of each: [..., C].
+
+    Args:
+      frames: ints, a tree like `stacks`; see `Env.frames`. A leaf of 1 is whole.
+    """
+    return jax.tree.map(lambda num, x: x if num == 1 else x[..., -(x.shape[-1] // num) :], frames, stacks)
+
+
+def stacked(singles: PyTree, first: Bool[Array, "..."], frames: PyTree, *, length: int) -> PyTree:
+    """The stacks of which these are the newest frames: leaves [before + length, *N, ..., C] -> [length, *N, ..., frames * C].
+
+    Args:
+      first: [before + length, *N]; no stack has frames of before its episode began.
+      frames: ints, a tree like `singles`, none of them above before + 1.
+    """
+
+    own = jnp.arange(first.shape[0], dtype=jnp.int32).reshape(-1, *(1 for _ in first.shape[1:]))
+    began = jax.lax.cummax(jnp.where(first, own, 0), axis=0)  # the first row of a row's episode
+    sample = jnp.arange(first[0].size, dtype=jnp.int32)
+
+    def one(num: int, x: Array) -> Array:
+        if num == 1:
+            return x[-length:]
+        at = jnp.stack([jnp.maximum(own - back, began)[-length:] for back in range(num)][::-1])
+        found = x.reshape(x.shape[0], sample.size, *x.shape[first.ndim :])
+        found = found.at[at.reshape(num, length, sample.size), sample].get(mode="promise_in_bounds")
+        found = jnp.moveaxis(found, 0, -2)  # [length, samples, ..., num, C]
+        return found.reshape(length, *x.shape[1:-1], num * x.shape[-1])
+
+    return jax.tree.map(one, frames, singles)
 
 
 def _run(belongs: Bool[Array, "..."]) -> Int[Array, "..."]:

@@ -9,6 +9,8 @@ rows included. A window is a piece of one environment's true history:
 
   * It never crosses the place where the newest rows meet the oldest.
   * It may hold the end of an episode and the beginning of the next, as any trajectory: `valid` and `discount` tell.
+  * Observations that are stacks (`Env.frames`) are kept as single frames, and stacked when a window is read. For the oldest
+    windows the ring holds some rows more, which are not drawn.
 
 `selector=uniform`: each window is as likely as any other. Its first row may be an episode's last observation, which starts no
 transition. That sample has valid 0 in its first row and counts nowhere: of a batch, about one sample in an episode's length.
@@ -36,7 +38,7 @@ import numpy as np
 from rlexp.algos.base import Algorithm
 from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, NonNegative, Part, Positive, Seconds, schema
 from rlexp.envs.base import Env, HostEnv
-from rlexp.replay import columns, selectors, sums, table
+from rlexp.replay import columns, selectors, sums, table, windows
 from rlexp.replay import ring as rings
 from rlexp.replay.ring import Ring
 from rlexp.replay.selectors import Draws
@@ -148,16 +150,23 @@ def make(
     """
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
     if isinstance(inner, HostSource):
-        return _beside(inner, config, algorithm=algorithm, **sizes | {"num_envs": num_envs // num_shards})
+        return _beside(inner, config, env=env, algorithm=algorithm, **sizes | {"num_envs": num_envs // num_shards})
     apart.refuse(config)
     if inner is None:
         assert isinstance(env, Env)
         inner = rollout.make(rollout.Config(module=rollout.__name__), env=env, algorithm=algorithm, **sizes)
-    return _stepping(inner, config, algorithm=algorithm, **sizes)
+    return _stepping(inner, config, env=env, algorithm=algorithm, **sizes)
 
 
 def _beside(
-    steps: HostSource, config: Config, *, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int
+    steps: HostSource,
+    config: Config,
+    *,
+    env: Env | HostEnv,
+    algorithm: Algorithm,
+    num_envs: int,
+    num_steps: int,
+    num_shards: int,
 ) -> HostSource:
     """Steps on the host; the memory is compiled with the learning, and samples are drawn when a batch has come into it."""
 
@@ -171,7 +180,7 @@ def _beside(
     stride, num_samples = _stride(algorithm, num_envs, num_steps), _asked(config)[0] * config.batch_size
     config, limited, of_update = apart.limited(config, stride=stride, of_batch=of_batch, num_samples=num_samples)
     sizes: Any = {"num_envs": num_envs, "num_steps": num_steps, "num_shards": num_shards}
-    memory = _memory(config, shapes, algorithm=algorithm, limited=limited, of_update=of_update, **sizes)
+    memory = _memory(config, shapes, env=env, algorithm=algorithm, limited=limited, of_update=of_update, **sizes)
     memory = memory._replace(add=lambda kept, batch, add=memory.add: add(_cut(kept, batch), batch))
     return steps._replace(
         memory=memory,
@@ -245,6 +254,7 @@ def _memory(
     config: Config,
     shapes: Callable[[Any], Batch],
     *,
+    env: Env | HostEnv,
     algorithm: Algorithm,
     num_envs: int,
     num_steps: int,
@@ -263,26 +273,34 @@ def _memory(
     num_updates, num_transitions = _asked(config)
     shape = (num_updates, config.batch_size // num_shards)
     length = num_transitions + 1  # the last row supplies the observation after the last transition
+    frames = jax.tree.broadcast(env.frames, env.spec.observation)
+    before = max(jax.tree.leaves(frames)) - 1  # rows back to the oldest frame of a stack
+    reserve = -(-before // num_steps) * num_steps
     weighted, hp = config.selector == "prioritised", config.hp
     memory_of = jax.eval_shape(lambda: algorithm.carry(num_envs))
     remembers = bool(jax.tree.leaves(memory_of))
     stride = _stride(algorithm, num_envs, num_steps)
     per_call = of_update or num_envs * num_steps * num_shards  # environment steps
 
+    def rows_of(batch: Batch) -> PyTree:
+        """The rollout's rows [T, b, ...]. Its row T is the next rollout's row 0, with the action that is still to come."""
+        rows = jax.tree.map(lambda x: x[0, :-1], batch.trajectory)
+        return rows._replace(obs=windows.newest(rows.obs, frames))
+
     def init(key: Key, policy: Any) -> Data:
-        structs = jax.eval_shape(_rows, shapes(policy))
+        structs = jax.eval_shape(rows_of, shapes(policy))
         rows: Any = _ROWS if config.storage == "host" else "device"
-        ring = rings.init(structs, capacity=capacity, weighted=weighted, storage=rows)
+        ring = rings.init(structs, capacity=capacity + reserve, weighted=weighted, storage=rows)
         zero = jnp.zeros((), jnp.float32)
         priorities = Priorities(zero + 1.0, zero, jnp.zeros((), jnp.int32)) if weighted else ()
         of_one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), memory_of)
-        memory = columns.init(of_one, capacity=capacity // num_steps * num_envs, storage=config.storage)
+        memory = columns.init(of_one, capacity=(capacity + reserve) // num_steps * num_envs, storage=config.storage)
         return Data((), ring, key, priorities, memory)
 
     def add(data: Data, batch: Batch) -> Data:
-        ring = rings.add(data.ring, _rows(batch))
+        ring = rings.add(data.ring, rows_of(batch), reserve=reserve)
         if isinstance(data.priorities, Priorities):
-            at = rings.starts(ring, num_envs=num_envs, num_rows=num_steps, length=length)
+            at = rings.starts(ring, num_envs=num_envs, num_rows=num_steps, length=length, reserve=reserve)
             starts = at.item // num_envs % stride == 0 if remembers else ring.table.columns.valid[at.item]
             ring = rings.weigh(ring, at, starts.astype(jnp.float32) * data.priorities.highest)
         where = data.ring.head // num_steps * num_envs
@@ -307,8 +325,10 @@ def _memory(
             metrics = metrics | {"replay/refused": Mean(data.priorities.refused, jnp.ones((), jnp.float32))}
             data = data._replace(priorities=data.priorities._replace(calls=data.priorities.calls + 1))
         ring = data.ring._replace(table=table.mark(data.ring.table, item))
-        windows = rings.read(ring, item, num_envs=num_envs, length=length)  # [length, U, B, ...]
-        trajectory = jax.tree.map(lambda x: x.swapaxes(0, 1), windows)
+        rows = rings.read(ring, item - before * num_envs, num_envs=num_envs, length=before + length)  # […, U, B, ...]
+        obs = windows.stacked(rows.obs, rows.first, frames, length=length)
+        trajectory = jax.tree.map(lambda x: x[before:], rows)._replace(obs=obs)
+        trajectory = jax.tree.map(lambda x: x.swapaxes(0, 1), trajectory)
         rollout_of = item // (num_steps * num_envs) * num_envs + item % num_envs
         return data._replace(ring=ring), Batch(trajectory, weight, ids, columns.take(data.memory, rollout_of)), metrics
 
@@ -367,11 +387,6 @@ def _weights(ring: Ring) -> Sums:
 def _normalised(batch: Batch) -> Batch:
     """Over the highest importance of the batch of all shards."""
     return batch._replace(weight=selectors.normalised(batch.weight))
-
-
-def _rows(batch: Batch) -> PyTree:
-    """The rollout's rows [T, b, ...]. Its row T is the next rollout's row 0, with the action that is still to come."""
-    return jax.tree.map(lambda x: x[0, :-1], batch.trajectory)
 
 
 def _asked(config: Config) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import QUIET, SMALL
@@ -9,6 +10,7 @@ from support import QUIET, SMALL
 import rlexp
 from rlexp.config import ConfigError
 from rlexp.envs import envpool as adapter
+from rlexp.replay import windows
 from rlexp.types import Continuous, Discrete, TimeStep
 
 SEEDS = np.array([3, 1, 4, 15, 2**32 - 1], np.uint32)
@@ -77,6 +79,26 @@ def test_frames_of_atari_stay_bytes_and_have_their_channels_last():
     np.testing.assert_array_equal(rows.obs[2][..., :3], rows.obs[1][..., 1:])  # the stack moves on by a frame
     assert rows.last[3].all() and (rows.discount[3] == 1).all() and rows.first[4].all()
     assert set(rows.info) == {"score"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"gray_scale": False, "stack_num": 3, "reward_clip": True}])
+def test_a_game_says_how_many_frames_a_stack_has_where_all_are_of_one_episode(changes):
+    """Each stack is the one before moved on by the newest frame, and an episode's first one its own frame, repeated."""
+    env = adapter.make(config("Breakout-v5", limit=25, **changes))
+    depth = changes.get("stack_num", 4)
+    assert env.frames == depth
+    rows = played(env, np.random.default_rng(0).integers(4, size=(80, len(SEEDS))).astype(np.int32))
+    assert rows.first[1:].sum() >= 2 * len(SEEDS) and rows.obs.shape[-1] % depth == 0
+    singles, first = (
+        jnp.pad(x, [(depth - 1, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (windows.newest(rows.obs, depth), rows.first)
+    )
+    np.testing.assert_array_equal(windows.stacked(singles, first, depth, length=81), rows.obs)
+
+
+def test_a_game_whose_lives_are_episodes_says_nothing_and_neither_does_another():
+    """A life begins with frames of the one before."""
+    assert adapter.make(config("Breakout-v5", episodic_life=True)).frames == 1
+    assert adapter.make(config()).frames == 1
 
 
 def test_numbers_of_mujoco_are_float32():

@@ -120,14 +120,18 @@ def test_windows_of_trajectories(seed, shape, episodes):
 
 
 def test_frames_are_stacked_when_they_are_read():
-    """Of the stack of row 4 two frames are of its episode, which begins with row 3: the earliest one stands for the rest."""
-    frame = jnp.arange(6, dtype=jnp.uint8)[None, :, None, None] * jnp.ones((1, 1, 2, 2), jnp.uint8)
-    item = {"frame": frame, "first": jnp.array([[True, False, False, True, False, False]])}
-    table = tables.init(jax.tree.map(lambda x: x[0], item), capacity=1, weighted=False)
-    table = tables.insert(table, item, at=jnp.array([0]))
-    at = jnp.array([4, 2], jnp.int32)
-    read = tables.read(table, jnp.zeros_like(at), at, offset=-3, length=4, pad="edge", first=table.columns["first"])
-    frames = windows.stacked(read)["frame"]
-    assert frames.shape == (2, 2, 2, 4) and frames.dtype == jnp.uint8
-    np.testing.assert_array_equal(frames[:, 0, 0], [[3, 3, 3, 4], [0, 0, 1, 2]])
-    assert table.columns["frame"].shape == (1, 6, 2, 2)  # stored once
+    """Against stacks of all that was seen; rows 0, 3 and 4 begin episodes. A leaf that is no stack stays what it is."""
+    first, frames = np.zeros((6, 2), bool), {"image": 3, "time": 1}
+    first[[0, 3, 4], 0] = first[0, 1] = True
+    image = np.random.default_rng(0).integers(256, size=(6, 2, 2, 2), dtype=np.uint8)
+    began = np.maximum.accumulate(np.where(first, np.arange(6)[:, None], 0))
+    back = [np.maximum(np.arange(6)[:, None] - n, began) for n in (2, 1, 0)]
+    seen = {
+        "image": np.concatenate([image[at, [0, 1]] for at in back], axis=-1),
+        "time": np.arange(12, dtype=np.int32).reshape(6, 2),
+    }
+    singles = windows.newest(jax.tree.map(jnp.asarray, seen), frames)
+    assert singles["image"].shape == (6, 2, 2, 2) and singles["image"].dtype == jnp.uint8
+    for before in (2, 3):
+        found = windows.stacked(singles, jnp.asarray(first), frames, length=6 - before)
+        jax.tree.map(lambda x, y, n=before: np.testing.assert_array_equal(x, y[n:], strict=True), found, seen)
