@@ -141,10 +141,15 @@ def test_uniform_replay_asks_for_no_feedback():
 
 def test_an_algorithm_that_says_nothing_of_its_samples_is_refused():
     """Before the training: all draws would be alike for ever, and nobody told."""
-    line = "algo=pqn source=replay algo.source.num_updates=1 algo.source.sequence_length=8 algo.source.batch_size=16"
-    lead = build(*line.split(), "algo.source.selector=prioritised")
-    with pytest.raises(ConfigError, match=r"^algo\.source: .* rlexp\.algos\.pqn does not say that; .*selector=uniform"):
-        program.trace([lead], layout_of([lead])).compile()
+    lead = build("algo=dqn", "network.hidden=[8]", "algo.source.selector=prioritised")
+
+    def silent(state: Any, batch: Any) -> Any:
+        learnt, told = lead.algorithm.update(state, batch)
+        return learnt, told._replace(priority=None)
+
+    one = lead._replace(algorithm=lead.algorithm._replace(update=silent))
+    with pytest.raises(ConfigError, match=r"^algo\.source: .* rlexp\.algos\.dqn does not say that; .*selector=uniform"):
+        program.trace([one], layout_of([one])).compile()
 
 
 def test_rows_on_the_host_are_drawn_as_on_the_device():
