@@ -150,17 +150,15 @@ def test_contract(option):
     check_rows(jax.tree.map(lambda *x: np.stack(x), *rows), limit, ends_by)
 
 
+WALK = {"id": "envs.drawn:Walk-v0", "vectorization_mode": "sync", "kwargs": {}}
+
+
 @pytest.mark.parametrize(
     ("module", "more", "limit", "ends_by"),
     [
         ("sources.counting", {}, 1, "termination"),  # a HostEnv of one's own
-        ("rlexp.envs.gymnasium", {"id": "envs.drawn:Walk-v0", "max_episode_steps": 3, "kwargs": {}}, 3, "truncation"),
-        (
-            "rlexp.envs.gymnasium",
-            {"id": "envs.drawn:Walk-v0", "max_episode_steps": None, "kwargs": {}},
-            10,
-            "termination",
-        ),
+        ("rlexp.envs.gymnasium", WALK | {"max_episode_steps": 3}, 3, "truncation"),
+        ("rlexp.envs.gymnasium", WALK | {"max_episode_steps": None}, 10, "termination"),
     ],
 )
 def test_contract_of_a_class_of_ones_own(module, more, limit, ends_by):

@@ -256,11 +256,11 @@ def test_a_network_with_a_memory_learns_from_data_that_have_none(place):
 BUILT = [
     (
         "algo=bc source=rollout",
-        r"algo\.source: bc learns from recorded data, and rlexp\.sources\.rollout has what is played",
+        r"algo\.source: bc learns from recorded data, and rlexp\.sources\.rollout gives what was just",
     ),
-    ("algo=bc source=replay", r"algo\.source: bc learns from recorded data, and rlexp\.sources\.replay has"),
+    ("algo=bc source=replay", r"algo\.source: bc learns from recorded data, and rlexp\.sources\.replay gives samples"),
     ("algo=bc algo.source.batch_size=6 shards=4", r"algo\.source\.batch_size: 6 cannot .*the nearest that fits is 4"),
-    ("algo=pqn source=dataset", r"algo\.source\.sequence_length: null, and the algorithm does not say"),
+    ("algo=pqn source=dataset", r"algo\.source: pqn learns from what was just played, .* gives recorded data"),
     ("algo=dqn source=dataset", r"algo\.num_updates: 12 is not allowed with source=dataset"),
 ]
 
@@ -286,7 +286,10 @@ PREPARED = [
     ("shards=24 algo.source.batch_size=24 algo.source.path=emptied", r"has 23 episodes, too few for shards=24"),
     *((line, TOO_LONG) for line in ("algo.sequence_length=501", "algo=decision_transformer algo.context_length=501")),
     ("algo.source.path=broken", r"path: .*broken.*cannot be read, it may be cut short"),
-    ("algo=ppo source=dataset algo.source.sequence_length=4", r"learns from what it notes as it acts \(log_prob\)"),
+    (
+        "algo=ppo source=dataset algo.source.sequence_length=4",
+        r"ppo learns from what was just played, .* recorded data",
+    ),
     ("run=check", r"run: check compares .*, and this data comes from the host"),
 ]
 
@@ -320,6 +323,21 @@ def test_data_that_cannot_be_learnt_from_is_told_before_anything_is_made(line, s
         rlexp.train([*QUIET, *given, *line.split()], {"hydra.run.dir": "refused"})
     assert "\n" not in str(told.value)
     assert not Path("refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], r"algo\.source\.sequence_length: null, and the algorithm does not say"),
+        (["algo.source.sequence_length=4"], r"learns from what it notes as it acts \(log_prob\)"),
+    ],
+)
+def test_one_that_says_nothing_of_its_sources_is_held_to_what_they_have(given, said, place, monkeypatch):
+    """As an algorithm of one's own may."""
+    monkeypatch.delattr("rlexp.algos.ppo.LEARNS_FROM")
+    line = [*QUIET, "algo=ppo", "source=dataset", "algo.source.path=hdf5/cartpole-v0", *given]
+    with pytest.raises(ConfigError, match=said):
+        rlexp.train(line, {"hydra.run.dir": "refused"})
 
 
 def test_a_plan_needs_no_data():
