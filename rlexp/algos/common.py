@@ -15,6 +15,9 @@ from rlexp.ops.distributions import masked
 from rlexp.ops.shuffle import minibatches
 from rlexp.types import Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree, Trajectory
 
+# LEARNS_FROM (`rlexp.kinds.Algo`) of those that are on policy, whose transitions are new, each once.
+PLAYED = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+
 # --- actions ---------------------------------------------------------------------------------------------------------
 
 

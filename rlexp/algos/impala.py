@@ -27,7 +27,7 @@ from rlexp.networks import normaliser as observation_normaliser
 from rlexp.ops.vtrace import vtrace
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
-LEARNS_FROM = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+LEARNS_FROM = common.PLAYED
 
 
 @schema

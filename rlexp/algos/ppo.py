@@ -27,7 +27,7 @@ from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
-LEARNS_FROM = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+LEARNS_FROM = common.PLAYED
 
 
 @schema

@@ -28,7 +28,7 @@ from rlexp.networks.heads import head_on
 from rlexp.ops.returns import lambda_returns
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
-LEARNS_FROM = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+LEARNS_FROM = common.PLAYED
 
 
 @schema
