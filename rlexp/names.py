@@ -1,4 +1,7 @@
-"""What people call a run's environment and its algorithm: in W&B, on pictures, in lists. Of any configuration, a broken one too."""
+"""What people call a run's environment and its algorithm: in W&B, on pictures, in lists. Of any configuration, a broken one too.
+
+And text of what need not be plain: names of files, errors.
+"""
 
 import contextlib
 import os
@@ -48,3 +51,8 @@ def plain(value: object) -> str:
     with contextlib.suppress(UnicodeEncodeError):
         return os.fsencode(text).decode(errors="backslashreplace")
     return text.encode(errors="backslashreplace").decode()
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an exception's text, or its name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

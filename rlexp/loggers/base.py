@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlexp.names import one_line
 from rlexp.storage.store import AnyPath
 
 Row = dict[str, Any]  # one metric line: env_steps and wall_s, then {name: number, or None for an empty count}
@@ -116,8 +117,3 @@ def number(value: Any) -> int | float | str | bool | None:
 def is_finite(value: Any) -> bool:
     """False for None, NaN and infinities."""
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlexp.loggers.base import Logger, Row, one_line
+from rlexp.loggers.base import Logger, Row
+from rlexp.names import one_line
 from rlexp.storage import store
 
 _EVERY_S = 30.0  # between uploads in the background: a growing file is uploaded whole

@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 
 from rlexp.config import Flag, Host, Positive, schema
 from rlexp.loggers import jsonl, pack
-from rlexp.loggers.base import Logger, Row, RunInfo, number, one_line
-from rlexp.names import algorithm, environment
+from rlexp.loggers.base import Logger, Row, RunInfo, number
+from rlexp.names import algorithm, environment, one_line
 from rlexp.storage import store
 from rlexp.storage.store import AnyPath
 

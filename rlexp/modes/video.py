@@ -19,6 +19,7 @@ from rlexp.config import ConfigError
 from rlexp.envs.base import Env, HostEnv, Opened, batched
 from rlexp.experiment import Experiment
 from rlexp.loading import Agent
+from rlexp.names import one_line
 from rlexp.sources.rollout import clip_action
 from rlexp.training.parts import evaluation_key
 from rlexp.types import EnvSpec, PyTree, TimeStep
@@ -56,8 +57,7 @@ def check(experiment: Experiment) -> None:
             _picture(env.draw(jax.device_get(jax.jit(env.reset)(jax.random.key(0))[0])))
             return
     except (Exception, SystemExit) as error:  # the code of an environment may raise anything
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"eval.video: {env.spec.name} cannot be drawn ({text[0]})") from error
+        raise ConfigError(f"eval.video: {env.spec.name} cannot be drawn ({one_line(error)})") from error
     if _picture_of(env.spec) is None:
         raise ConfigError(
             f"eval.video: {env.spec.name} cannot be drawn: it has no picture of itself, and its observation is none"

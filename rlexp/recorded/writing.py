@@ -16,6 +16,7 @@ import numpy as np
 
 from rlexp.config import ConfigError
 from rlexp.envs.base import Env, HostEnv, action_struct, check_spec
+from rlexp.names import one_line
 from rlexp.recorded import spaces
 from rlexp.recorded.reading import minari_root, opened, told_of_path
 
@@ -86,9 +87,8 @@ def check_kinds(env: Env | HostEnv, data_format: str) -> None:
                     read.observation(episode.observations)
                     read.action(episode.actions)
     except Exception as error:  # of h5py, pyarrow, Minari, each with classes of its own
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"record.format: {data_format!r} cannot hold the observations and actions of {spec.name}: {text}"
+            f"record.format: {data_format!r} cannot hold the observations and actions of {spec.name}: {one_line(error)}"
         ) from error
 
 

@@ -22,6 +22,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from rlexp.config import ConfigError
+from rlexp.names import one_line
 
 if TYPE_CHECKING:
     from etils import epath
@@ -383,7 +384,7 @@ def _told(what: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     from fsspec.exceptions import FSTimeoutError
 
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    text = one_line(error)[:300]
     login = "log in with: gcloud auth application-default login"
     if isinstance(error, FSTimeoutError):
         return f"no answer within {_REACH_S} s; is the network there?"

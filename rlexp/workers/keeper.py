@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlexp.config import ConfigError
+from rlexp.names import one_line
 
 BACK_OFF_S = (0.1, 5.0)  # before one is started anew: at first, at most
 SQUEUE_S = 3.0  # from one look at Slurm's queue to the next, for all workers together
@@ -135,8 +136,7 @@ def check_jobs(parameters: dict[str, Any]) -> None:
     try:
         submitit.AutoExecutor(tempfile.gettempdir(), cluster="slurm").update_parameters(**parameters)
     except Exception as error:  # NameError, AssertionError and others, over several lines
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"algo.source.slurm: {said[0]}") from error
+        raise ConfigError(f"algo.source.slurm: {one_line(error)}") from error
 
 
 def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, Any]) -> Start:
