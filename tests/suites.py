@@ -22,6 +22,11 @@ SUITES = {
 PACKAGES = {"playground": "mujoco_playground"}  # what is imported, where it is not named as the suite
 
 
+def need(suite: str) -> None:
+    """Skips the test where the suite is not installed; tests/conftest.py says of which CI lets it."""
+    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra {suite} is not installed")
+
+
 def node_of(option: str) -> dict[str, Any]:
     """What an environment's file says, without what it selects besides."""
     node = yaml.safe_load((CONF / f"{option}.yaml").read_text())
@@ -33,7 +38,7 @@ def build_env(option: str, **changes) -> Any:
     """An Env or a HostEnv; where its suite is not installed the test is skipped."""
     suite = option.partition("/")[0]
     if suite in SUITES:
-        pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra of {suite} is not installed")
+        need(suite)
     node = node_of(option) | changes
     module = load_module(node["module"], "env")
     return module.make(parse(node, module.Config, "env")[0])

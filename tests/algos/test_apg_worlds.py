@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from suites import need
 from support import build, rows, train
 
 from rlexp.config import ConfigError
@@ -25,7 +26,7 @@ FEW = ("algo=apg", "algo.num_envs=8", "algo.num_steps=8", "network.hidden=[16]",
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_gradient_is_that_of_finite_differences(world):
     if world == "brax":
-        pytest.importorskip("brax", reason="the extra of brax is not installed")
+        need("brax")
     built = build(*FEW, *WORLDS[world], "algo.hp.max_grad_norm=1e9")
     algorithm, source = built.algorithm, built.source_of(built.settings)
     state = algorithm.init(jax.random.key(0), {k: jnp.asarray(v, jnp.float32) for k, v in built.hp.items()})
@@ -65,7 +66,7 @@ RUNS = {
 @pytest.mark.parametrize("world", RUNS)
 def test_it_learns(world, tmp_path):
     if world == "brax":
-        pytest.importorskip("brax", reason="the extra of brax is not installed")
+        need("brax")
     overrides, margin = RUNS[world]
     train(tmp_path, *overrides, "eval.num_episodes=64", "checkpoint=off")
     told = rows(tmp_path / "0")

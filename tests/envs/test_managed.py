@@ -9,7 +9,7 @@ import point_world
 import pytest
 import yaml
 from envs.test_env_contract import check_rows, described
-from suites import CONF, PACKAGES, SUITES, build_env, node_of
+from suites import CONF, SUITES, build_env, need, node_of
 from support import SMALL, StopAfter, assert_same, build, rows, train
 
 from rlexp.compose import search_path
@@ -95,7 +95,7 @@ def test_terms_of_the_driving_world_are_its_task():
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", ["brax", "playground"])
 def test_terms_of_a_body_are_its_task_and_bodies_differ(suite):
-    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra of {suite} is not installed")
+    need(suite)
     option = f"{suite}/{SUITES[suite]}"
     node = node_of(suite) | node_of(option) | {"max_episode_steps": 10}
     lists = {k: node_of(f"../{k}/{suite}")[k] for k in ("observations", "rewards", "terminations")}

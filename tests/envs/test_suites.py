@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from suites import CONF, PACKAGES, SUITES, node_of
+from suites import CONF, PACKAGES, SUITES, need, node_of
 from suites import build_env as build
 
 from rlexp.config import ConfigError, load_module, parse
@@ -103,7 +103,7 @@ def test_no_adapter_ends_with_what_its_suite_raises_as_it_is_imported(option, mo
 
 @pytest.mark.parametrize("suite", sorted(SUITES))
 def test_an_id_that_is_not_there(suite):
-    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra {suite} is not installed")
+    need(suite)
     known = yaml.safe_load((CONF / suite / f"{SUITES[suite]}.yaml").read_text())["id"]
     said = rf'^env\.id: \w+ has no "{known}x"; did you mean "{known}"\? Allowed: .*{known}[^\n]*$'
     with pytest.raises(ConfigError, match=said):
@@ -111,7 +111,7 @@ def test_an_id_that_is_not_there(suite):
 
 
 def test_pgx_refuses_what_is_not_for_one_player_and_what_has_no_limit():
-    pytest.importorskip("pgx", reason="the extra pgx is not installed")
+    need("pgx")
     with pytest.raises(
         ConfigError, match=r"^env\.id: chess is for several players; for one there are 2048, minatar-as"
     ):
@@ -132,7 +132,7 @@ def test_pgx_refuses_what_is_not_for_one_player_and_what_has_no_limit():
     ],
 )
 def test_a_suite_whose_code_raises_as_it_is_traced(suite, node, inner, monkeypatch):
-    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra {suite} is not installed")
+    need(suite)
 
     def raises(*_):
         raise TypeError("clip() got an unexpected keyword\nargument")
@@ -163,7 +163,7 @@ def test_the_longest_limit(option):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 11, 12, 13, 2**31 - 1])
 def test_sizes_of_what_xminigrids_player_sees(size):
     """Of a grid of 6 x 6, all of which 11 x 11 show from any corner."""
-    pytest.importorskip("xminigrid", reason="the extra xminigrid is not installed")
+    need("xminigrid")
     if size in (1, 3, 11):
         assert build("xminigrid/empty_6x6", view_size=size).spec.observation.shape[:2] == (size, size)
         return
@@ -183,7 +183,7 @@ def test_a_limit_cuts_off_and_does_not_end(option):
 @pytest.mark.parametrize(("package", "option"), [("craftax_classic", "classic"), ("craftax", "full")])
 def test_who_survives_in_craftax_has_achieved_what_it_did(package, option, monkeypatch):
     """Craftax's own code, but for the world and what happens in it, which take long to compile."""
-    pytest.importorskip("craftax", reason="the extra craftax is not installed")
+    need("craftax")
     module = import_module(f"craftax.{package}.envs.craftax_symbolic_env")
 
     class State(NamedTuple):
@@ -220,7 +220,7 @@ def test_playgrounds_own_limit_is_not_set_beside_ours():
 
 
 def test_models_of_menagerie_are_not_downloaded(monkeypatch, tmp_path):
-    pytest.importorskip("mujoco_playground", reason="the extra playground is not installed")
+    need("playground")
     from mujoco_playground._src import mjx_env
 
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "none")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from suites import PACKAGES
+from suites import need
 from support import train
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ RUNS = {
 
 @pytest.mark.parametrize("suite", RUNS)
 def test_learns(suite, tmp_path):
-    pytest.importorskip(PACKAGES.get(suite, suite), reason=f"the extra of {suite} is not installed")
+    need(suite)
     overrides, random, margin = RUNS[suite]
     last = ("eval.every_env_steps=null", "eval.num_episodes=64", "checkpoint=off")
     summaries = train(tmp_path, *last, *overrides, seeds=range(2))

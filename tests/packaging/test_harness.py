@@ -40,6 +40,10 @@ import pytest
 
 def test_skipped(): pytest.skip("no reason at all")
 
+def test_of_a_suite_that_dev_lacks(): pytest.skip("the extra playground is not installed")
+
+def test_of_a_suite_that_dev_has(): pytest.skip("the extra pgx is not installed")
+
 @pytest.mark.xfail(reason="known")
 def test_expected(): assert False
 
@@ -67,4 +71,5 @@ def test_skips_and_hangs_are_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "EXPECTED_SKIPS in tests/conftest.py does not allow: Skipped: no reason at all" in done.stdout
     assert "crashed while running 'tests/test_sample.py::test_hangs'" in done.stdout
-    assert "2 failed, 1 passed, 1 xfailed" in done.stdout
+    assert "does not allow: Skipped: the extra pgx is not installed" in done.stdout
+    assert "3 failed, 1 passed, 1 skipped, 1 xfailed" in done.stdout
