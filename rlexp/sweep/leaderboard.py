@@ -75,6 +75,12 @@ def best(folder: Path) -> list[Entry]:
     return found
 
 
+def oldest(sweep_dir: Path, tournament: int) -> list[Entry]:
+    """Those of the oldest age of which there are some, from the best one on. As `best`."""
+    ages = [found for age in _numbered(sweep_dir / FOLDER / str(tournament)) if (found := best(age))]
+    return ages[-1] if ages else []
+
+
 def known(sweep_dir: Path, tournament: int) -> set[int]:
     """The pods that are in it, of all ages. What is no entry is named in a line."""
     found, damaged = _read_all((sweep_dir / FOLDER / str(tournament)).glob("*/*.json"))
@@ -102,11 +108,10 @@ def lines(sweep_dir: Path) -> list[str]:
     """For people: of each tournament the leaders of the oldest age. Raises OSError."""
     out = []
     for tournament in _numbered(sweep_dir / FOLDER):
-        ages = [found for age in _numbered(tournament) if (found := best(age))]
-        if ages:
-            told = [f"job {one.dir} {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})" for one in ages[-1][:_SHOWN]]
-            more = ", …" if len(ages[-1]) > _SHOWN else ""
-            steps = max(one.env_steps for one in ages[-1])
+        if leaders := oldest(sweep_dir, int(tournament.name)):
+            told = [f"job {one.dir} {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})" for one in leaders[:_SHOWN]]
+            more = ", …" if len(leaders) > _SHOWN else ""
+            steps = max(one.env_steps for one in leaders)
             out.append(f"leaderboard {tournament.name} at {steps:,} steps: {', '.join(told)}{more}")
     return out
 

@@ -63,9 +63,11 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
     def batches() -> Batches:
         _enter_again(sweep, tournaments)
         results = yield list(itertools.chain(*(one.trials for one in tournaments)))
-        ends = itertools.accumulate(len(one.trials) for one in tournaments)
-        for end, job in zip(ends, sweep.grid, strict=True):
-            print(_best(results, end - config.population, end, traced.whose(sweep.grid, job)), flush=True)
+        first = 0
+        for one, job in zip(tournaments, sweep.grid, strict=True):
+            whose = traced.whose(sweep.grid, job)
+            print(_best(sweep, one, first, results, f"the tournament{whose}"), flush=True)
+            first += len(one.trials)
 
     return Sweeper(space, batches(), grid=[[]], redraws=False)
 
@@ -96,13 +98,25 @@ def _tournament(config: Config, space: Space, tournament: int, one: Setting, ste
     return _Tournament(one, pods.Config(module=pods.__name__, pack=0, **given), found)
 
 
-def _best(results: Sequence[Result], begin: int, end: int, whose: str) -> str:
-    """Said at the end, of the pods of the last age."""
-    numbers = {i: x for i, x in enumerate(results) if begin <= i < end and isinstance(x, float)}
+def _best(sweep: Sweep, one: _Tournament, first: int, results: Sequence[Result], whose: str) -> str:
+    """Said at the end: who leads the oldest age, and how far that is, where no pod has all its environment steps.
+
+    Args:
+      first: the job of the tournament's first pod.
+    """
+    total, population = one.setting.config.total_env_steps, one.pods.population
+    if leaders := leaderboard.oldest(sweep.directory, one.pods.number):
+        leader = leaders[0]
+        told = f"job {first + leader.pod} with {leader.mean:.6g}"
+        if leader.env_steps < total:
+            return f"{whose}: the best pod is {told}, at {leader.env_steps:,} of {total:,} environment steps"
+        return f"{whose}: the best of the last {population} pods is {told}"
+    end = first + len(one.trials)
+    numbers = {i: x for i, x in enumerate(results) if end - population <= i < end and isinstance(x, float)}
     if not numbers:
-        return f"the tournament{whose}: no pod of the last age has an objective"
+        return f"{whose}: no pod of the last age has an objective"
     best = max(numbers, key=lambda i: numbers[i])
-    return f"the tournament{whose}: the best of the last {end - begin} pods is job {best} with {numbers[best]:.6g}"
+    return f"{whose}: the best of the last {population} pods is job {best} with {numbers[best]:.6g}"
 
 
 def _checked(config: Config, one: Setting) -> int:

@@ -400,6 +400,28 @@ def test_a_pod_whose_entry_is_lost_is_entered_again_where_the_sweep_goes_on(ende
     assert {line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines()} == {"it is left out"}
 
 
+def told_at_the_end(directory: Path, results: list[float | None], capsys: pytest.CaptureFixture[str]) -> str:
+    batches = tournament_of(directory, *WORK).batches
+    next(batches)
+    with pytest.raises(StopIteration):
+        batches.send(results)
+    return capsys.readouterr().out
+
+
+def test_the_best_is_who_leads_and_how_far_it_has_come_is_told(ended, capsys):
+    """Job 3 has the highest mean and job 2 the highest lower end. Pods of two ages are lost."""
+    line = {"env_steps": 64, "eval/return_mean": 3.1, "eval/return_std": 9.0}
+    (ended / "3" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    results: list[float | None] = [0.1, 1.1, 2.1, 3.1, *[None] * 8]
+    told = told_at_the_end(ended, results, capsys)
+    assert told == "the tournament: the best pod is job 2 with 2.1, at 64 of 192 environment steps\n"
+    for pod, mean, half in ((10, 5.0, 3.0), (11, 4.0, 1.0)):
+        of_pod = {"pod": pod, "age": 3, "env_steps": 192, "mean": mean, "low": mean - half}
+        leaderboard.enter(place(ended, 0, 3), dataclasses.replace(best(place(ended, 0, 1))[0], **of_pod), keep=2)
+    told = told_at_the_end(ended, [*results[:10], 5.0, 4.0], capsys)
+    assert told == "the tournament: the best of the last 4 pods is job 11 with 4\n"
+
+
 def test_a_pod_that_is_not_what_the_sweep_was_told_of_is_not_entered_again(ended, capsys):
     """Somebody has gone on with one alone; another failed, one's lines are damaged, and one is of another sweep."""
     manifest = Manifest(ended)
