@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,33 +59,44 @@ def place(sweep_dir: Path, tournament: int, age: int) -> Path:
 
 
 def enter(folder: Path, entry: Entry, *, keep: int) -> None:
-    """Adds a pod, and removes what is not among the best `keep`. Raises OSError, ConfigError."""
+    """Adds a pod, and removes what is not among the best `keep`. Raises OSError where it cannot be added."""
     rundir.make_private(folder)
     rundir.write_json(_file(folder, entry.pod), dataclasses.asdict(entry))
-    for worse in best(folder)[keep:]:
-        with contextlib.suppress(OSError):  # the next one removes it
-            _file(folder, worse.pod).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is there; the next one removes what this one could not
+        for worse in _sorted(folder)[0][keep:]:
+            with contextlib.suppress(OSError):
+                _file(folder, worse.pod).unlink(missing_ok=True)
 
 
 def best(folder: Path) -> list[Entry]:
-    """From the best one on. Raises ConfigError for what is no entry."""
-    for _ in range(_TRIES):
-        try:
-            found = [_read(path) for path in folder.glob("*.json")]
-        except FileNotFoundError:  # it was removed meanwhile, for better ones that are not in this list
-            continue
-        return sorted(found, key=lambda entry: entry.rank, reverse=True)
-    raise OSError(f"{folder} cannot be read: it changes all the time")
+    """From the best one on. What is no entry is left out, and named in a line. Raises OSError."""
+    found, damaged = _sorted(folder)
+    _tell(damaged)
+    return found
+
+
+def oldest(sweep_dir: Path, tournament: int) -> list[Entry]:
+    """Those of the oldest age of which there are some, from the best one on. As `best`."""
+    ages = [found for age in _numbered(sweep_dir / FOLDER / str(tournament)) if (found := best(age))]
+    return ages[-1] if ages else []
+
+
+def known(sweep_dir: Path, tournament: int) -> set[int]:
+    """The pods that are in it, of all ages. What is no entry is named in a line."""
+    found, damaged = _read_all((sweep_dir / FOLDER / str(tournament)).glob("*/*.json"))
+    _tell(damaged)
+    return {entry.pod for entry in found.values()}
 
 
 def check(sweep_dir: Path, run_ids: Mapping[str, str | None]) -> None:
-    """Raises ConfigError where there is a leaderboard of another sweep.
+    """Raises ConfigError where there is a leaderboard of another sweep. What is no entry is of none, and named in a line.
 
     Args:
       run_ids: {run directory of a job, from the sweep's: its run}, of this sweep.
     """
-    for path in sorted((sweep_dir / FOLDER).glob("*/*/*.json")):
-        entry = _read(path)
+    found, damaged = _read_all(sorted((sweep_dir / FOLDER).glob("*/*/*.json")))
+    _tell(damaged)
+    for path, entry in found.items():
         if run_ids.get(entry.dir) != entry.run_id:
             raise ConfigError(
                 f"hydra.sweep.dir: {os.fspath(path)!r} is of run {entry.run_id}, which is none of this sweep's: a leaderboard of "
@@ -94,14 +105,13 @@ def check(sweep_dir: Path, run_ids: Mapping[str, str | None]) -> None:
 
 
 def lines(sweep_dir: Path) -> list[str]:
-    """For people: of each tournament the leaders of the oldest age. Raises ConfigError."""
+    """For people: of each tournament the leaders of the oldest age. Raises OSError."""
     out = []
     for tournament in _numbered(sweep_dir / FOLDER):
-        ages = [found for age in _numbered(tournament) if (found := best(age))]
-        if ages:
-            told = [f"job {one.dir} {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})" for one in ages[-1][:_SHOWN]]
-            more = ", …" if len(ages[-1]) > _SHOWN else ""
-            steps = max(one.env_steps for one in ages[-1])
+        if leaders := oldest(sweep_dir, int(tournament.name)):
+            told = [f"job {one.dir} {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})" for one in leaders[:_SHOWN]]
+            more = ", …" if len(leaders) > _SHOWN else ""
+            steps = max(one.env_steps for one in leaders)
             out.append(f"leaderboard {tournament.name} at {steps:,} steps: {', '.join(told)}{more}")
     return out
 
@@ -112,6 +122,34 @@ def _numbered(folder: Path) -> list[Path]:
 
 def _file(folder: Path, pod: int) -> Path:
     return folder / f"{pod}.json"
+
+
+def _sorted(folder: Path) -> tuple[list[Entry], list[str]]:
+    """Entries from the best one on, and lines about what is none. Raises OSError."""
+    for _ in range(_TRIES):
+        paths = list(folder.glob("*.json"))
+        found, damaged = _read_all(paths)
+        if len(found) + len(damaged) == len(paths):  # else one was removed, for better ones that are not in this list
+            return sorted(found.values(), key=lambda entry: entry.rank, reverse=True), damaged
+    raise OSError(f"{folder} cannot be read: it changes all the time")
+
+
+def _read_all(paths: Iterable[Path]) -> tuple[dict[Path, Entry], list[str]]:
+    """Entries, and lines about what is none: a damaged file stops none of the pods. Neither has what is no more there."""
+    found, damaged = {}, []
+    for path in paths:
+        try:
+            found[path] = _read(path)
+        except ConfigError as error:
+            damaged.append(f"{error}; it is left out")
+        except FileNotFoundError:
+            continue
+    return found, damaged
+
+
+def _tell(damaged: Sequence[str]) -> None:
+    for line in damaged:
+        print(line, flush=True)
 
 
 def _read(path: Path) -> Entry:

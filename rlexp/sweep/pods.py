@@ -86,10 +86,7 @@ def make(config: Config) -> Between:
         return [_origin(config, parameters, sweep_dir, leaders, pod) for pod in pods] if leaders else None
 
     def enter(sweep_dir: Path, finished: Finished) -> None:
-        entry = _entry(config, parameters, sweep_dir, finished)
-        if entry is not None:
-            folder = leaderboard.place(sweep_dir, config.number, entry.age)
-            leaderboard.enter(folder, entry, keep=config.leaders)
+        _enter(config, sweep_dir, _entry(config, parameters, sweep_dir, finished))
 
     return Between(
         begin=begin,
@@ -98,6 +95,23 @@ def make(config: Config) -> Between:
         enter=enter,
         check=lambda experiment, _: _check(config, experiment),
     )
+
+
+def enter_again(config: Config, sweep_dir: Path, finished: Finished, objective: float | None) -> None:
+    """Enters a pod whose entry is lost, where it is still what the sweep was told of: somebody may have gone on with it alone.
+
+    Raises:
+      OSError, ConfigError: it cannot be entered.
+    """
+    entry = _entry(config, parameters_of(config.space), sweep_dir, finished)
+    if entry is not None and entry.mean == objective:
+        _enter(config, sweep_dir, entry)
+
+
+def _enter(config: Config, sweep_dir: Path, entry: Entry | None) -> None:
+    if entry is not None:
+        folder = leaderboard.place(sweep_dir, config.number, entry.age)
+        leaderboard.enter(folder, entry, keep=config.leaders)
 
 
 def _pod(config: Config, one: Whole) -> int:

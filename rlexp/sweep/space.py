@@ -176,11 +176,12 @@ def _interval(where: str, given: Mapping[str, Any], *, whole: bool) -> Interval:
             if value != int(value):
                 raise ConfigError(f"{where}.{name}: {_short(value)} is not allowed; expected a whole number")
     if step:
-        if step > high - low:
+        steps = math.floor((high - low) / step + 1e-9)  # a little more, since floating point rounds all three
+        if not steps:
             raise ConfigError(
                 f"{where}.step: {_short(step)} is not allowed; expected at most {_short(high - low)}, high - low"
             )
-        high = low + math.floor((high - low) / step + 1e-9) * step  # the last one that is met
+        high = min(high, low + steps * step)  # the last one that is met
     return Interval(low, high, log, step, whole)
 
 

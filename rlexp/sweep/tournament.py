@@ -4,19 +4,22 @@
 What the command line sweeps over (`seed=0,1`, `env=…`) makes tournaments of their own.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, Jobs, Steps, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, Jobs, Steps, load_module, schema
 from rlexp.hydra_internals import check_number
 from rlexp.sources.base import is_host, stepping
 from rlexp.storage import rundir, store
 from rlexp.sweep import leaderboard, manifest, pods, stretches, traced
 from rlexp.sweep.manifest import Manifest
+from rlexp.sweep.packing import without_launcher
 from rlexp.sweep.parameters import Explore, Factor, written
 from rlexp.sweep.space import Space, draw
 from rlexp.sweep.sweepers import Batches, Result, Setting, Sweep, Sweeper, Trial
+from rlexp.training.between import Finished
 
 _AT_ONCE = 16  # pods of a program, where neither sweeper.batch nor launcher.max_pack says it
 _GIVEN = ("population", "leaders", "explored", "explore", "factor")  # on to each pod
@@ -54,26 +57,37 @@ def make(config: Config, sweep: Sweep) -> Sweeper:
     ages = [-(-one.config.total_env_steps // of_pod) for one, of_pod in zip(sweep.settings, steps, strict=True)]
     check_number(config.population * sum(ages))
     each = zip(sweep.settings, steps, ages, strict=True)
-    tournaments = [_pods(config, space, i, *one) for i, one in enumerate(each)]
+    tournaments = [_tournament(config, space, i, *one) for i, one in enumerate(each)]
     _check_leaderboard(sweep)
 
     def batches() -> Batches:
-        results = yield list(itertools.chain(*tournaments))
-        ends = itertools.accumulate(map(len, tournaments))
-        for end, job in zip(ends, sweep.grid, strict=True):
-            print(_best(results, end - config.population, end, traced.whose(sweep.grid, job)), flush=True)
+        _enter_again(sweep, tournaments)
+        results = yield list(itertools.chain(*(one.trials for one in tournaments)))
+        first = 0
+        for one, job in zip(tournaments, sweep.grid, strict=True):
+            whose = traced.whose(sweep.grid, job)
+            print(_best(sweep, one, first, results, f"the tournament{whose}"), flush=True)
+            first += len(one.trials)
 
     return Sweeper(space, batches(), grid=[[]], redraws=False)
 
 
-def _pods(config: Config, space: Space, tournament: int, one: Setting, steps: int, ages: int) -> list[Trial]:
+class _Tournament(NamedTuple):
+    """Of one setting of the command line."""
+
+    setting: Setting
+    pods: pods.Config  # what all of them have
+    trials: list[Trial]
+
+
+def _tournament(config: Config, space: Space, tournament: int, one: Setting, steps: int, ages: int) -> _Tournament:
     """The jobs of a tournament. Each has a seed of its own; that of the setting multiplies them."""
     number = config.population * ages
     first, others = traced.seeds(one, number, f"{number} pods")
     alone = is_host(stepping(one.modules))
     size = min(config.batch or (1 if alone else one.config.launcher.max_pack or _AT_ONCE), config.population)
     packs_of_age = -(-config.population // size)
-    given = {"number": tournament, "first_seed": first, "pod_steps": steps}
+    given: dict[str, Any] = {"number": tournament, "first_seed": first, "pod_steps": steps}
     given |= {name: getattr(config, name) for name in _GIVEN} | {"space": written(space)}
     between = ["between=pods", *(f"between.{name}={traced.text(value)}" for name, value in given.items())]
     found = []
@@ -81,16 +95,28 @@ def _pods(config: Config, space: Space, tournament: int, one: Setting, steps: in
         age, place = divmod(pod, config.population)
         own = (f"seed={first + pod}", *draw(space, config.seed, first + pod))
         found.append((*others, *own, *between, f"between.pack={age * packs_of_age + place // size}"))
-    return found
+    return _Tournament(one, pods.Config(module=pods.__name__, pack=0, **given), found)
 
 
-def _best(results: Sequence[Result], begin: int, end: int, whose: str) -> str:
-    """Said at the end, of the pods of the last age."""
-    numbers = {i: x for i, x in enumerate(results) if begin <= i < end and isinstance(x, float)}
+def _best(sweep: Sweep, one: _Tournament, first: int, results: Sequence[Result], whose: str) -> str:
+    """Said at the end: who leads the oldest age, and how far that is, where no pod has all its environment steps.
+
+    Args:
+      first: the job of the tournament's first pod.
+    """
+    total, population = one.setting.config.total_env_steps, one.pods.population
+    if leaders := leaderboard.oldest(sweep.directory, one.pods.number):
+        leader = leaders[0]
+        told = f"job {first + leader.pod} with {leader.mean:.6g}"
+        if leader.env_steps < total:
+            return f"{whose}: the best pod is {told}, at {leader.env_steps:,} of {total:,} environment steps"
+        return f"{whose}: the best of the last {population} pods is {told}"
+    end = first + len(one.trials)
+    numbers = {i: x for i, x in enumerate(results) if end - population <= i < end and isinstance(x, float)}
     if not numbers:
-        return f"the tournament{whose}: no pod of the last age has an objective"
+        return f"{whose}: no pod of the last age has an objective"
     best = max(numbers, key=lambda i: numbers[i])
-    return f"the tournament{whose}: the best of the last {end - begin} pods is job {best} with {numbers[best]:.6g}"
+    return f"{whose}: the best of the last {population} pods is job {best} with {numbers[best]:.6g}"
 
 
 def _checked(config: Config, one: Setting) -> int:
@@ -123,3 +149,32 @@ def _check_leaderboard(sweep: Sweep) -> None:
     known = Manifest(sweep.directory).jobs() if (sweep.directory / manifest.NAME).exists() else []
     places = {job.dir: sweep.directory / job.dir for job in known}
     leaderboard.check(sweep.directory, {name: rundir.id_of(one) for name, one in places.items() if rundir.is_run(one)})
+
+
+def _enter_again(sweep: Sweep, tournaments: Sequence[_Tournament]) -> None:
+    """Pods that have finished and whose entries are gone or damaged: nothing of them is tried again, so that no one else would."""
+    if not (sweep.directory / manifest.NAME).exists():
+        return
+    finished = {job.number: job for job in Manifest(sweep.directory).jobs() if job.status == "finished"}
+    first = 0
+    for one in tournaments:
+        there = leaderboard.known(sweep.directory, one.pods.number)
+        for pod, trial in enumerate(one.trials):
+            job = finished.get(first + pod)
+            # Of another sweep's manifest nothing is entered; the launcher refuses it.
+            if job is not None and pod not in there and set(without_launcher(trial)) <= set(job.overrides):
+                _enter_job(sweep, one, pod, job)
+        first += len(one.trials)
+
+
+def _enter_job(sweep: Sweep, one: _Tournament, pod: int, job: manifest.Entry) -> None:
+    """A pod that cannot be entered stops nobody; a line says why."""
+    run_dir, config = sweep.directory / job.dir, one.setting.config
+    checkpoint = load_module(one.setting.modules["checkpoint"], "checkpoint")
+    try:
+        if (meta := checkpoint.latest_meta(store.checkpoints(run_dir))) is None:
+            return
+        whole = dataclasses.replace(config, seed=one.pods.first_seed + pod)
+        pods.enter_again(one.pods, sweep.directory, Finished(whole, run_dir, meta), job.objective)
+    except (OSError, ConfigError) as error:
+        print(f"job {job.number} has no entry in the leaderboard: {error}", flush=True)

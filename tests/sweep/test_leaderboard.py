@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,29 +87,73 @@ def test_on_a_full_disk_nothing_is_half_there_and_nothing_is_lost(small_disk):
     assert pods(folder) == [1, 0]
 
 
-def test_what_is_no_entry_is_told_in_a_line(tmp_path):
-    enter(tmp_path, entry(0, 1.0), keep=2)
-    (tmp_path / "1.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"1\.json: this is no entry of a leaderboard"):
-        best(tmp_path)
-    (tmp_path / "1.json").write_text(json.dumps({"pod": 1}))
-    with pytest.raises(ConfigError, match=r"1\.json: this is no entry of a leaderboard: .*missing"):
-        best(tmp_path)
+def cut(path: Path) -> None:
+    enter(path.parent, entry(int(path.stem), 9.0), keep=9)
+    path.write_bytes(path.read_bytes()[:40])
 
 
 def deep(path: Path) -> None:
     path.write_text("[" * 100_000)
 
 
-@pytest.mark.parametrize(
-    "make", [Path.mkdir, lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to(path), deep]
-)
-def test_what_cannot_be_read_as_an_entry_is_told_in_a_line(make, tmp_path):
-    enter(place(tmp_path, 0, 1), entry(0, 1.0), keep=2)
-    make(place(tmp_path, 0, 1) / "9.json")
-    for read in (leaderboard.lines, lambda directory: leaderboard.check(directory, {"0": f"{0:08x}"})):
-        with pytest.raises(ConfigError, match=r"^.*9\.json: this is no entry of a leaderboard: .*$"):
-            read(tmp_path)
+DAMAGE = [
+    cut,
+    deep,
+    lambda path: path.write_text("[]"),
+    lambda path: path.write_text(json.dumps({"pod": 9})),
+    lambda path: path.write_bytes(b"\xff"),
+    Path.mkdir,
+    lambda path: path.symlink_to("nowhere"),
+    lambda path: path.symlink_to(path),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_no_entry_is_left_out_and_told_in_a_line(damage, tmp_path, capsys):
+    """It stops nobody: neither pods that look for leaders nor those that are entered, nor who looks at the sweep."""
+    folder = place(tmp_path, 0, 1)
+    enter(folder, entry(0, 1.0), keep=2)
+    damage(folder / "9.json")
+    calls = (
+        lambda: pods(folder) == [0],
+        lambda: leaderboard.lines(tmp_path) == ["leaderboard 0 at 128 steps: job 0 1 (0 to 2)"],
+        lambda: leaderboard.known(tmp_path, 0) == {0},
+        lambda: leaderboard.check(tmp_path, {"0": f"{0:08x}"}) is None,
+    )
+    for call in calls:
+        assert call()
+        (told,) = capsys.readouterr().out.splitlines()
+        assert re.match(r".*0/1/9\.json: this is no entry of a leaderboard: .*; it is left out$", told)
+    for pod in (1, 2):
+        enter(folder, entry(pod, 5.0), keep=2)
+    assert pods(folder) == [1, 2]
+    with pytest.raises(ConfigError, match=r"which is none of this sweep's"):
+        leaderboard.check(tmp_path, {})
+
+
+def test_one_that_is_damaged_is_whole_once_it_is_entered_again(tmp_path, capsys):
+    cut(tmp_path / "9.json")
+    enter(tmp_path, entry(9, 1.0), keep=2)
+    assert pods(tmp_path) == [9] and not capsys.readouterr().out
+
+
+def test_one_that_is_written_has_been_entered_whatever_comes_then(tmp_path, monkeypatch):
+    """Others change the folder all the time, or nothing can be removed from it."""
+
+    def gone(path: Path) -> None:
+        raise FileNotFoundError
+
+    def refused(path: Path, **_: bool) -> None:
+        raise PermissionError
+
+    enter(tmp_path, entry(0, 1.0), keep=1)
+    for what, name, instead in ((leaderboard, "_read", gone), (Path, "unlink", refused)):
+        with monkeypatch.context() as patch:
+            patch.setattr(what, name, instead)
+            enter(tmp_path, entry(1, 2.0), keep=1)
+        assert pods(tmp_path) == [1, 0]
+    enter(tmp_path, entry(1, 2.0), keep=1)
+    assert pods(tmp_path) == [1]
 
 
 def test_leaders_are_shown(tmp_path):

@@ -16,6 +16,7 @@ from rlexp.sweep.space import Interval, draw, read
 
 from .searches import LR, OPTIONS, search
 
+LR_KEY = "algo.hp.lr"
 # (the space, words that the line must hold)
 WRONG_SPACES: list[tuple[dict[str, Any], list[str]]] = [
     ({}, ["sweeper.space", "empty"]),
@@ -144,6 +145,25 @@ def test_draws_stay_inside_and_read_back(seed, low, width, step, log):
             assert (float(text) - low) % step == 0
         assert not whole or str(int(text)) == text
         assert interval.text(float(text)) == text
+
+
+@pytest.mark.parametrize(("low", "high", "step"), [(0.9, 0.99, 0.09), (0.1, 0.3, 0.2), (0.1, 0.7, 0.6)])
+def test_a_step_may_be_as_long_as_its_interval_in_decimals(low, high, step, config):
+    found = read({LR_KEY: {"low": low, "high": high, "step": step}}, {}, config, OPTIONS)[LR_KEY]
+    assert {found.draw(random.Random(i)) for i in range(9)} == {str(low), str(high)}
+
+
+@given(low=st.integers(-999, 999), step=st.integers(1, 999), number=st.integers(1, 20), scale=st.integers(1, 4))
+def test_steps_in_decimals_lead_from_low_to_high(low, step, number, scale, config):
+    """Though floating point rounds each of the three: none too many, none too few, and never past high."""
+    bounds = {"low": low / 10**scale, "high": (low + number * step) / 10**scale}
+    found = read({LR_KEY: {**bounds, "step": step / 10**scale}}, {}, config, OPTIONS)[LR_KEY]
+    assert isinstance(found, Interval) and found.step is not None
+    assert found.high <= bounds["high"] == pytest.approx(found.high, rel=1e-9, abs=1e-9)
+    assert round((found.high - found.low) / found.step) == number
+    too_long = (number * step + 1) / 10**scale
+    with pytest.raises(ConfigError, match=r"\.step: .* is not allowed; expected at most .*, high - low"):
+        read({LR_KEY: {**bounds, "step": too_long}}, {}, config, OPTIONS)
 
 
 def test_draws_are_uniform_on_their_scale():
