@@ -9,7 +9,6 @@ import json
 import math
 import os
 import sqlite3
-import stat
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from rlexp import endings
 from rlexp.config import ConfigError
 from rlexp.names import algorithm, environment
-from rlexp.storage import store
+from rlexp.storage import regular, store
 from rlexp.written import data_of
 
 ROOTS = ("outputs", "multirun")  # where runs are made
@@ -185,35 +184,26 @@ def jobs_of(folder: str, locked: set[int]) -> dict[str, SweepJob]:
 
 def holds_sweep(folder: str, names: set[str]) -> bool:
     """Whether a folder with files of these names is that of a sweep."""
-    return _MANIFEST in names and _is_file(os.path.join(folder, _MANIFEST))
-
-
-def _is_file(path: str) -> bool:
-    """To open a pipe would wait for its other end."""
-    with contextlib.suppress(OSError):
-        return stat.S_ISREG(os.stat(path).st_mode)
-    return False
+    return _MANIFEST in names and os.path.isfile(os.path.join(folder, _MANIFEST))
 
 
 def _read(folder: str, name: str) -> bytes | None:
-    path = os.path.join(folder, name)
     with contextlib.suppress(OSError):
-        return Path(path).read_bytes() if _is_file(path) else None
+        return regular.read_bytes(os.path.join(folder, name))
     return None
 
 
 def _last_lines(folder: str) -> dict[str, Any]:
     """Of a run that goes on: its steps so far, and its last evaluation."""
-    path, found = os.path.join(folder, _METRICS), dict[str, Any]()
+    found = dict[str, Any]()
     with contextlib.suppress(OSError):
-        if _is_file(path):
-            with open(path, "rb") as file:
-                file.seek(max(0, os.stat(path).st_size - _TAIL))
-                lines = file.read().splitlines()
-            for row in (_object(_json(line)) for line in reversed(lines)):
-                found = {"env_steps": row.get("env_steps"), "objective": row.get("eval/return_mean")} | found
-                if row.get("eval/return_mean") is not None:
-                    return found | {"objective": row["eval/return_mean"]}
+        with regular.opened(os.path.join(folder, _METRICS), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = file.read().splitlines()
+        for row in (_object(_json(line)) for line in reversed(lines)):
+            found = {"env_steps": row.get("env_steps"), "objective": row.get("eval/return_mean")} | found
+            if row.get("eval/return_mean") is not None:
+                return found | {"objective": row["eval/return_mean"]}
     return found
 
 

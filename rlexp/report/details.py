@@ -13,7 +13,7 @@ from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
 from rlexp.overrides import override_key, quoted
 from rlexp.report.found import Run, overrides_in
-from rlexp.storage import rundir
+from rlexp.storage import regular, rundir
 from rlexp.sweep.lineage import is_population, without_pruning
 from rlexp.sweep.results import METRIC, SEED, again, last_line, settings_of, started
 from rlexp.written import data_of
@@ -69,7 +69,7 @@ def _thinned(points: Mapping[Number, Number]) -> Curve:
 def settings(run_dir: Path) -> dict[str, str]:
     """{dotted key: value as text} of its whole configuration, and of what it ran on and with."""
     try:
-        found = _flat(data_of((run_dir / "config.yaml").read_bytes()))
+        found = _flat(data_of(regular.read_bytes(run_dir / "config.yaml")))
     except (OSError, ValueError):
         found = []
     about = rundir.read_json(run_dir / "environment.json")

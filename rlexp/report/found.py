@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlexp.commands import ls
 from rlexp.config import ConfigError
-from rlexp.storage import store
+from rlexp.storage import regular, store
 from rlexp.sweep.manifest import Entry
 from rlexp.written import data_of
 
@@ -97,7 +97,7 @@ def _is_locked(folder: str, locked: set[int]) -> bool:
 def overrides_in(folder: str | Path) -> list[str]:
     """As `rundir.read_overrides`, which takes as long as all the rest of a run; none where they cannot be read."""
     try:
-        found = data_of((Path(folder) / "overrides.yaml").read_bytes())
+        found = data_of(regular.read_bytes(Path(folder) / "overrides.yaml"))
         return [str(override) for override in found] if isinstance(found, list) else []
     except (OSError, ValueError):
         return []

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from rlexp.config import ConfigError
-from rlexp.storage import store
+from rlexp.storage import regular, store
 from rlexp.written import yaml_of
 
 PACKAGES = (
@@ -292,7 +292,7 @@ def describe(
 def _keep_edited(path: Path, written: str | None, new: str) -> None:
     """Renames a configuration that is not as a run wrote it, and says so: nothing reads it, but somebody wrote it."""
     try:
-        found = path.read_text(errors="surrogateescape")
+        found = regular.read_text(path, errors="surrogateescape")
     except OSError:
         return
     if written is None or _sha256(found) == written or found == new:
@@ -343,7 +343,7 @@ def summary(
 def read_json(path: Path) -> Any:
     """None where there is no such file, or it is no JSON."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(regular.read_text(path))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -359,7 +359,8 @@ def read_overrides(run_dir: Path) -> list[str] | None:
 def read_yaml(path: Path) -> Any:
     """A file that `describe` wrote, as plain data. Raises ConfigError where somebody else has changed it."""
     try:
-        return OmegaConf.to_container(OmegaConf.load(path))
+        with regular.opened(path, encoding="utf-8") as file:
+            return OmegaConf.to_container(OmegaConf.load(file))
     except Exception as error:  # of the file system, of YAML, of OmegaConf
         raise ConfigError(f"{path}: this cannot be read ({type(error).__name__}: {error})") from error
 

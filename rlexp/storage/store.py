@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlexp.config import ConfigError
 from rlexp.names import one_line
+from rlexp.storage import regular
 
 if TYPE_CHECKING:
     from etils import epath
@@ -97,7 +98,7 @@ def url_of(directory: Path) -> str | None:
     for parent in (directory, *directory.parents):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             try:
-                url = str(json.loads((parent / MARKER).read_text())["url"])
+                url = str(json.loads(regular.read_text(parent / MARKER))["url"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ConfigError(f"{parent / MARKER}: this does not say where in a store the run is") from error
             return url if parent == directory else f"{url}/{directory.relative_to(parent).as_posix()}"
@@ -281,7 +282,7 @@ def exists(url: str) -> bool:
 def read_text(path: AnyPath) -> str:
     """A small file, local or in the store. Raises FileNotFoundError; OSError."""
     with _told(f"{path} cannot be read"):
-        return path.read_text()
+        return path.read_text() if is_remote(path) else regular.read_text(path)
 
 
 def read_text_or_none(url: str) -> str | None:

@@ -24,6 +24,7 @@ from rlexp.loggers import jsonl
 from rlexp.names import algorithm, plain
 from rlexp.names import environment as environment_name
 from rlexp.overrides import override_key
+from rlexp.storage import regular
 from rlexp.sweep.lineage import Population, counted, is_population, populations, searched, shown
 from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.statistics import Estimate, estimate, estimate_curves, importance, numeric
@@ -333,7 +334,7 @@ def _environment(run_dir: Path) -> str | None:
 def _config(run_dir: Path) -> Any:
     """None where it cannot be read."""
     try:
-        return data_of((run_dir / "config.yaml").read_bytes())
+        return data_of(regular.read_bytes(run_dir / "config.yaml"))
     except (OSError, ValueError):
         return None
 

@@ -2,10 +2,14 @@
 
 import csv
 import json
+import os
 import shlex
 import shutil
 import sqlite3
+import sys
 import tempfile
+import threading
+import traceback
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from made_up_sweep import made_up
+from many_runs import alone
 
+from rlexp.commands import ls
 from rlexp.report.__main__ import main
 from rlexp.report.serve import Board
 from rlexp.sweep import __main__ as sweep
@@ -119,6 +125,43 @@ SAMPLES = [
     ("file", "summary.json", DEEP), ("file", "metrics.jsonl", DEEP), ("file", "metrics.jsonl", None),
 ]  # fmt: skip
 PAGES = len(FACTS)
+OF_A_RUN = (
+    "config.yaml",
+    "overrides.yaml",
+    "environment.json",
+    "summary.json",
+    "metrics.jsonl",
+    "rlexp.log",
+    ".lock",
+    "curve.png",
+)
+assert len(OF_A_RUN) < NUM
+
+
+def test_no_pipe_is_waited_for(tmp_path):
+    """In place of each file of a run: in a sweep, of one that has ended, and of one that goes on. Who opens it waits for ever."""
+    (tmp_path / "all").mkdir()
+    directory = a_population(tmp_path / "all/s")
+    for number, name in enumerate(OF_A_RUN):
+        ended, on = (tmp_path / f"all/{kind}/{number}" for kind in ("ended", "on"))
+        alone(ended, ["seed=1"], 1.0)
+        alone(on, ["seed=2"], None)
+        for folder in (directory / str(number), ended, on):
+            (folder / name).unlink(missing_ok=True)
+            os.mkfifo(folder / name)
+
+    def read() -> None:
+        assert ls.main([str(tmp_path / "all")]) == 0
+        assert sweep.main(["status", str(directory)]) == 0
+        check_page(tmp_path / "all", tmp_path / "out", alone=False)
+        done.append(True)
+
+    done: list[bool] = []
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(30)
+    stack = sys._current_frames().get(reader.ident or 0)
+    assert done, f"it waits: {''.join(traceback.format_stack(stack))}" if stack else "what was asked failed"
 
 
 @pytest.mark.parametrize("page", range(PAGES))
