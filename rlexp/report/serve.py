@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import html
 import json
+import logging
 import os
 import secrets
 import socket
@@ -53,7 +54,8 @@ class Board:
     def __init__(self, roots: Sequence[str]):
         """Looks below the roots. Raises ConfigError for a root that is none."""
         self.finder = Finder(roots)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of what is known of runs
+        self._rendering = threading.Lock()
         self._runs: dict[str, Run] = {}
         self._looked = -_AT_LEAST_S
         self._curves: dict[tuple[str, str], tuple[object, details.Metrics]] = {}
@@ -96,7 +98,7 @@ class Board:
 
     def report(self) -> str:
         """The whole page, as `python -m rlexp.report` writes it."""
-        with self._lock:
+        with self._rendering:  # once for all who ask; of many runs it takes long, and no other page waits for it
             runs = self.runs()
             stamp = tuple(runs)
             if self._report[0] != stamp:
@@ -138,9 +140,15 @@ def bound(port: int) -> socket.socket:
 def serve(roots: Sequence[str], port: int) -> None:
     """Until a signal ends it. Raises ConfigError for bad input."""
     try:
-        from aiohttp import web
+        from aiohttp import http_exceptions, web
     except ImportError:
         raise ConfigError("--serve: it needs aiohttp; pip install 'rlexp[serve]' brings it") from None
+
+    def is_told(record: logging.LogRecord) -> bool:
+        """What is no HTTP is told to who sent it alone: anybody on the machine could fill this terminal."""
+        return not (record.exc_info and isinstance(record.exc_info[1], http_exceptions.HttpProcessingError))
+
+    logging.getLogger("aiohttp.server").addFilter(is_told)
     with contextlib.closing(bound(port)) as listening:
         board, token, port = Board(roots), secrets.token_urlsafe(24), listening.getsockname()[1]
         print(f"http://127.0.0.1:{port}/?token={token}")

@@ -268,25 +268,35 @@ def _shown(results: Results, facts: Facts) -> dict[str, Any]:
 
 def _parameters(results: Results, facts: Facts, environment: str | None) -> list[Any]:
     """Over single runs: a run of a whole pack has no setting of its own."""
+    if facts.home.packed or not (differing := _differing(results, facts, environment)):
+        return []
     from wandb_workspaces.reports.v2 import interface as wr
 
-    if facts.home.packed or not facts.columns:
-        return []
     names = short_names(list(facts.columns))
-    chosen = results.configurations if environment is None else results.of(environment)
+    chosen = _chosen(results, environment)
     columns = [
         wr.ParallelCoordinatesPlotColumn(
             wr.Config(column),
             display_name=names[key],
             log=_is_log([c.settings[key] for c in chosen if key in c.settings]),
         )
-        for key, column in facts.columns.items()
+        for key, column in differing.items()
     ]
     objective = wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric("objective"))
     return [
         wr.ParallelCoordinatesPlot(columns=[*columns, objective], layout=wr.Layout(x=0, y=0, w=14, h=9)),
         wr.ParameterImportancePlot(with_respect_to="objective", layout=wr.Layout(x=14, y=0, w=10, h=9)),
     ]
+
+
+def _differing(results: Results, facts: Facts, environment: str | None) -> dict[str, str]:
+    """Of the columns, those that have several values in an environment; None: in all of them."""
+    chosen = _chosen(results, environment)
+    return {key: column for key, column in facts.columns.items() if len({c.settings.get(key) for c in chosen}) > 1}
+
+
+def _chosen(results: Results, environment: str | None) -> list[Configuration]:
+    return results.configurations if environment is None else results.of(environment)
 
 
 def _is_log(values: Sequence[str]) -> bool | None:
@@ -337,7 +347,7 @@ def _where(home: Home, results: Results, environment: str | None = None) -> str:
         raise ConfigError(
             f"dashboard: W&B's filters cannot name the group {home.group!r}; name another one: logger.wandb.group"
         )
-    chosen = results.configurations if environment is None else results.of(environment)
+    chosen = _chosen(results, environment)
     return f"Metric('ID') in {[job.run_id for c in chosen for job in c.jobs if job.run_id]}"
 
 

@@ -4,7 +4,9 @@ import asyncio
 import hashlib
 import http.client
 import json
+import logging
 import os
+import socket
 import sqlite3
 import threading
 import urllib.parse
@@ -20,6 +22,7 @@ from rlexp.commands import ls
 from rlexp.report import details, serve
 from rlexp.report.__main__ import main
 from rlexp.report.serve import Board, application, bound
+from rlexp.sweep import report
 
 TOKEN, COOKIE = "the-token", "rlexp-{}".format(hashlib.sha256(b"the-token").hexdigest()[:12])
 
@@ -155,6 +158,47 @@ def test_a_cookie_of_any_bytes_is_refused(root, value):
     with served(root) as port:
         assert asked(port, "/", cookie=False, Cookie=f"{COOKIE}={value}")[0] == 403
         assert asked(port, f"/?token={urllib.parse.quote(value, encoding='latin-1')}", cookie=False)[0] == 403
+
+
+def test_no_page_waits_for_the_whole_report(root, monkeypatch):
+    """Which takes long of many runs. Who asks for it meanwhile gets that one."""
+    board, begun, goes_on, made = Board([str(root)]), threading.Event(), threading.Event(), []
+
+    def rendered(*_):
+        begun.set()
+        assert goes_on.wait(20)
+        made.append(1)
+        return "it"
+
+    monkeypatch.setattr(report, "rendered", rendered)
+    pages: list[str] = []
+    askers = [threading.Thread(target=lambda: pages.append(board.report()), daemon=True) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    assert begun.wait(20)
+    other = threading.Thread(target=board.runs, daemon=True)
+    other.start()
+    other.join(5)
+    waits = other.is_alive()
+    goes_on.set()
+    for thread in (*askers, other):
+        thread.join(20)
+    assert not waits and pages == ["it", "it"] and len(made) == 1
+
+
+def test_what_is_no_http_leaves_no_traceback(root, monkeypatch, caplog):
+    """Anybody on the machine can send it."""
+    from aiohttp import web
+
+    monkeypatch.setattr(logging.getLogger("aiohttp.server"), "filters", [])
+    monkeypatch.setattr(web, "run_app", lambda *_, **__: None)
+    serve.serve([str(root)], 0)
+    with served(root) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall("GET /?token=%ff%00\u00e9 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.0 400")
+        assert asked(port, "/runs.json")[0] == 200 and not caplog.text
+        monkeypatch.setattr(Board, "index", lambda _: 1 / 0)
+        assert asked(port, "/runs.json")[0] == 500 and "ZeroDivisionError" in caplog.text  # our own errors are told
 
 
 def test_the_whole_report_is_the_written_one(root):

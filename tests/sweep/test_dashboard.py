@@ -194,6 +194,17 @@ def test_columns_are_keys_of_the_configurations(tmp_path):
     assert dashboard._where(odd, results, "A") == "Metric('ID') in ['a0000000']"
 
 
+@pytest.mark.parametrize(("rates", "there"), [(("1", "2"), {"algo.hp.lr": "algo.hp.lr"}), (("1",), {})])
+def test_hyperparameters_differ_within_an_environment(tmp_path, rates, there):
+    """Which is the same in all of its runs: without another one there is no section."""
+    pairs = [(env, lr) for env in "ab" for lr in rates]
+    configs = [{"env": {"name": env}, "algo": {"module": "m.dqn", "hp": {"lr": lr}}} for env, lr in pairs]
+    results, facts = sweep_of(tmp_path, [f"env={env} algo.hp.lr={lr}" for env, lr in pairs], configs)
+    assert dashboard._differing(results, facts, "a") == there
+    assert dashboard._differing(results, facts, None) == {"env": "environment"} | there == facts.columns
+    assert there or dashboard._parameters(results, facts, "a") == []
+
+
 def test_a_population_shows_its_schedules(tmp_path):
     names = ["population/generation", "population/parent", "population/algo.hp.lr", "eval/return_mean", "loss/policy"]
     assert dashboard.charts(names) == {
