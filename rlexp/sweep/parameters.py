@@ -13,7 +13,7 @@ from pydantic import Field
 from rlexp.config import Config as Whole
 from rlexp.config import ConfigError, Flag, Number, Positive, Text, parse, schema
 from rlexp.sweep.lineage import PREFIX
-from rlexp.sweep.space import Choices, Interval, Space
+from rlexp.sweep.space import Choices, Interval, Space, draw
 from rlexp.training.between import Told
 
 Factor = Annotated[Number, Field(gt=0, lt=1)]
@@ -51,6 +51,18 @@ def _written(key: str, parameter: Interval | Choices) -> dict[str, Any]:
 def parameters_of(space: Sequence[Mapping[str, Any]]) -> list[Parameter]:
     """Raises ConfigError."""
     return [parse(dict(given), Parameter, f"between.space.{number}")[0] for number, given in enumerate(space)]
+
+
+def first_values(space: Space, seed: int, number: int) -> tuple[str, ...]:
+    """As `space.draw`, with values that are within their bounds also in float32; those that are so already stay as they are."""
+    drawn = (override.partition("=") for override in draw(space, seed, number))
+    return tuple(f"{key}={_held_text(space[key], value)}" for key, _, value in drawn)
+
+
+def _held_text(parameter: Interval | Choices, value: str) -> str:
+    if isinstance(parameter, Choices) or parameter.low <= _in_float32(float(value)) <= parameter.high:
+        return value
+    return parameter.text(_within(parameter.low, parameter.high, float(value)))
 
 
 def explored(p: Parameter, value: float, rng: random.Random, *, explore: Explore, factor: float) -> float:
@@ -110,7 +122,10 @@ def _held(p: Parameter, value: float) -> float:
     """A value as the program has it, in float32, within the bounds also after it was rounded to that."""
     if p.choices is not None:
         return _in_float32(value)
-    low, high = _bounds(p)
+    return _within(*_bounds(p), value)
+
+
+def _within(low: float, high: float, value: float) -> float:
     rounded = np.float32(min(max(value, low), high))
     if float(rounded) < low:  # in float64: NumPy would round the bound too
         rounded = np.nextafter(rounded, np.float32(np.inf))

@@ -16,8 +16,8 @@ from rlexp.storage import rundir, store
 from rlexp.sweep import leaderboard, manifest, pods, stretches, traced
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import without_launcher
-from rlexp.sweep.parameters import Explore, Factor, written
-from rlexp.sweep.space import Space, draw
+from rlexp.sweep.parameters import Explore, Factor, first_values, written
+from rlexp.sweep.space import Space
 from rlexp.sweep.sweepers import Batches, Result, Setting, Sweep, Sweeper, Trial
 from rlexp.training.between import Finished
 
@@ -93,7 +93,7 @@ def _tournament(config: Config, space: Space, tournament: int, one: Setting, ste
     found = []
     for pod in range(number):
         age, place = divmod(pod, config.population)
-        own = (f"seed={first + pod}", *draw(space, config.seed, first + pod))
+        own = (f"seed={first + pod}", *first_values(space, config.seed, first + pod))
         found.append((*others, *own, *between, f"between.pack={age * packs_of_age + place // size}"))
     return _Tournament(one, pods.Config(module=pods.__name__, pack=0, **given), found)
 

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from rlexp import compose
 from rlexp.config import ConfigError
-from rlexp.sweep.space import Interval, draw, read
+from rlexp.sweep.parameters import first_values
+from rlexp.sweep.space import Choices, Interval, draw, read
 
 from .searches import LR, OPTIONS, search
 
@@ -164,6 +166,16 @@ def test_steps_in_decimals_lead_from_low_to_high(low, step, number, scale, confi
     too_long = (number * step + 1) / 10**scale
     with pytest.raises(ConfigError, match=r"\.step: .* is not allowed; expected at most .*, high - low"):
         read({LR_KEY: {**bounds, "step": too_long}}, {}, config, OPTIONS)
+
+
+@given(seed=st.integers(0, 99), step=st.booleans())
+def test_first_values_are_held_in_float32_and_those_inside_already_stay(seed, step):
+    """0.99 is 0.9900000095 there, which is past it, and 0.7 less than 0.7."""
+    space = {LR_KEY: Interval(0.7, 0.99, False, 0.29 if step else None, False), "network": Choices(["mlp", "cnn"])}
+    (lr, network), (drawn, other) = first_values(space, seed, 0), draw(space, seed, 0)
+    value, before = (float(one.partition("=")[2]) for one in (lr, drawn))
+    assert 0.7 <= float(np.float32(value)) <= 0.99 and abs(value - before) < 1e-7 and network == other
+    assert lr == drawn or not 0.7 <= float(np.float32(before)) <= 0.99
 
 
 def test_draws_are_uniform_on_their_scale():

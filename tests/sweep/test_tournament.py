@@ -400,6 +400,12 @@ def test_a_pod_whose_entry_is_lost_is_entered_again_where_the_sweep_goes_on(ende
     assert {line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines()} == {"it is left out"}
 
 
+def test_first_settings_are_within_their_bounds_as_the_program_has_them(tmp_path):
+    space = "sweeper.space={algo: {hp: {gamma: {low: 0.9, high: 0.99, step: 0.09}}}}"
+    gammas = {value_of(trial, "algo.hp.gamma") for trial in next(tournament_of(tmp_path, *WORK, space).batches)}
+    assert len(gammas) == 2 and all(0.9 <= float(np.float32(x)) <= 0.99 for x in gammas)
+
+
 def told_at_the_end(directory: Path, results: list[float | None], capsys: pytest.CaptureFixture[str]) -> str:
     batches = tournament_of(directory, *WORK).batches
     next(batches)
