@@ -10,9 +10,9 @@ from rlexp.config import ConfigError, CountOrZero, Host, Jobs, Steps, schema
 from rlexp.hydra_internals import check_number
 from rlexp.sources.base import is_host, stepping
 from rlexp.sweep import traced
-from rlexp.sweep.parameters import Factor, written
+from rlexp.sweep.parameters import Factor, first_values, written
 from rlexp.sweep.population import Fraction
-from rlexp.sweep.space import Space, draw
+from rlexp.sweep.space import Space
 from rlexp.sweep.sweepers import Batches, Setting, Sweep, Sweeper, Trial
 
 _GIVEN = ("population", "interval", "warmup", "selection", "fraction", "explore", "factor")  # on to each member
@@ -67,7 +67,7 @@ def _members(config: Config, space: Space, number: int, one: Setting) -> list[Tr
     given |= {"seed": first % 2**31, "space": written(space)}
     between = ["between=population", *(f"between.{name}={traced.text(value)}" for name, value in given.items())]
     return [
-        (*others, f"seed={first + member}", *draw(space, config.seed, first + member), *between)
+        (*others, f"seed={first + member}", *first_values(space, config.seed, first + member), *between)
         for member in range(config.population)
     ]
 

@@ -406,6 +406,14 @@ def pbt_of(directory: Path, *overrides: str) -> Sweeper:
     return pbt.make(read.sweeper, given)
 
 
+def test_first_settings_are_within_their_bounds_as_the_program_has_them(tmp_path):
+    space = "sweeper.space={algo: {hp: {gamma: {low: 0.9, high: 0.99, step: 0.09}}}}"
+    sweeper = pbt_of(tmp_path, "env=gymnax/cartpole", "eval.every_env_steps=100_000", space)
+    assert sweeper.batches is not None
+    gammas = {value_of(trial, "algo.hp.gamma") for trial in next(sweeper.batches)}
+    assert len(gammas) == 2 and all(0.9 <= float(np.float32(x)) <= 0.99 for x in gammas)
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
