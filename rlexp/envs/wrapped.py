@@ -53,7 +53,7 @@ class State(NamedTuple):
 
     inner: PyTree
     key: jax.Array  # [B], never changes; each step folds `steps` into it
-    steps: jax.Array  # [B] int32, of all episodes
+    steps: jax.Array  # [B] int32, of all episodes; waiting is none, so that it changes no draw
     first: jax.Array  # [B] bool: what was seen last is an episode's first
     last: jax.Array  # [B] bool: the next step begins an episode, or waits for it
     action: PyTree  # [B, ...]: what was done last
@@ -135,7 +135,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
             reward = jnp.clip(reward, -config.reward_clip, config.reward_clip)
         waits = state.last & row.last  # and shows what it did
         seen = _where(waits, state.stack, stacked(state.stack, see(row.obs, noise_keys), row.first))
-        after = State(inner, state.key, state.steps + 1, row.first, row.last, action, seen)
+        after = State(inner, state.key, state.steps + jnp.where(waits, 0, 1), row.first, row.last, action, seen)
         return after, row._replace(obs=seen, reward=reward)
 
     def reset_one(key: Key) -> tuple[State, TimeStep]:

@@ -164,6 +164,15 @@ GIVEN_2 = (DRIVING["events"], COMMON["commands"], functions.CURRICULUM, observin
         (functions.CURRICULUM, "linear", {"start": 0, "end": 1, "steps": 0}, "steps: 0 .* greater than 0"),
         (observing.MODIFIERS, "clip", {"low": 1, "high": -1}, "low: 1 .* at most high, -1"),
         (observing.NOISE, "uniform", {"low": 1, "high": -1}, "low: 1 .* at most high, -1"),
+        (observing.NOISE, "gaussian", {"std": 1e400}, "std: inf .* a finite number"),
+        (observing.MODIFIERS, "bias", {"value": float("nan")}, "value: nan .* a finite number"),
+        (COMMON["commands"], "uniform", {"low": [0, -1e39], "high": 1}, r"low.1: -1e\+39 .* a finite number"),
+        (
+            functions.CURRICULUM,
+            "by_length",
+            {"above": 1, "step": 10**400, "low": 0, "high": 1},
+            "step: 10+ .* a finite number",
+        ),
     ],
 )
 def test_params_that_a_function_cannot_be_given(table, name, params, said):

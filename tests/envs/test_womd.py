@@ -1,6 +1,7 @@
 """Driving in recorded traffic: what a record becomes, what ends an episode, and that it does not matter where a record lies."""
 
 import functools
+import re
 import shutil
 
 import jax
@@ -143,6 +144,7 @@ def test_records_without_a_car_of_their_own():
                 ("future", "bbox_yaw", np.nan),
                 ("current", "velocity_x", -np.inf),
                 ("future", "velocity_y", np.nan),
+                ("future", "velocity_x", 1e30),
                 ("current", "length", 0.0),
                 ("past", "width", -1.0),
                 ("current", "width", np.nan),
@@ -153,6 +155,7 @@ def test_records_without_a_car_of_their_own():
         ("roadgraph_samples/xyz", (3, 1), np.nan),
         ("roadgraph_samples/dir", (3, 0), np.inf),
         ("path_samples/xyz", (0, 3, 0), np.nan),
+        ("path_samples/xyz", (0, 3, 0), -1e30),
     ],
 )
 def test_what_is_valid_is_somewhere_and_of_some_size(name, where, value):
@@ -162,10 +165,24 @@ def test_what_is_valid_is_somewhere_and_of_some_size(name, where, value):
     bad = changed(changed(record, name, where, value), valid, spot, 1)
     expected = "positive" if "length" in name or "width" in name else "finite"
     with pytest.raises(
-        ConfigError, match=rf"^env\.path: record has {value:g} in {name} at \[.*expected a {expected} num"
+        ConfigError,
+        match=rf"^env\.path: record has {re.escape(f'{value:g}')} in {name} at \[.*expected a {expected} num",
     ):
         scene_of(bad)
     scene_of(changed(bad, valid, spot, 0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_who_is_there_is_of_some_type(value):
+    _, record = drives()[0]
+    bad = changed(record, "state/type", (1,), value)
+    with pytest.raises(
+        ConfigError, match=rf"^env\.path: record has {value:g} in state/type at \[1\], where it is valid"
+    ):
+        scene_of(bad)
+    for span in ("past", "current", "future"):
+        bad = changed(bad, f"state/{span}/valid", (1,), 0)
+    scene_of(bad)
 
 
 def test_numbers_that_are_not_valid_matter_to_nobody():

@@ -124,6 +124,26 @@ def test_who_waits_for_a_reset_shows_what_it_did(changes):
         np.testing.assert_array_equal(leaf[1:][waits], leaf[:-1][waits])
 
 
+def test_waiting_for_a_reset_changes_no_episode():
+    """Without the rows that wait, of actions that go by the steps that are none: the draws of wrappers too."""
+
+    def played(resets: int | None) -> list[Any]:
+        envs = batched(made(resets, sticky=0.3, observation_noise=0.1))
+        state, row = envs.reset(jax.random.split(jax.random.key(0), B))
+        taken, found, step = np.zeros(B, int), [[] for _ in range(B)], jax.jit(envs.step)
+        for _ in range(T):
+            before = np.asarray(row.last)
+            state, row = step(state, jnp.asarray(ACTIONS[taken % T, np.arange(B)]))
+            for b in np.flatnonzero(~(before & np.asarray(row.last))):
+                found[b].append([np.asarray(x[b]).tolist() for x in jax.tree.leaves((row.obs, row.reward, row.first))])
+                taken[b] += 1
+        return found
+
+    for those, waiting in zip(played(None), played(1), strict=True):
+        assert waiting == those[: len(waiting)]
+    assert min(len(waiting) for waiting in played(1)) < T
+
+
 def test_one_alone_is_as_in_a_batch():
     env, key = made(frame_stack=2, sticky=0.5, observation_noise=0.1), jax.random.split(jax.random.key(0), B)[1]
     told = rows(frame_stack=2, sticky=0.5, observation_noise=0.1)

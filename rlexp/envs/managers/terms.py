@@ -236,6 +236,7 @@ def _imported(name: str, functions: Mapping[str, Callable], path: str) -> Callab
 
 def _checked(function: Callable, name: str, params: Mapping[str, Any], given: int, path: str) -> Mapping[str, Any]:
     """The params, as they are read in types of rlexp.config that the function says of them. Raises ConfigError."""
+    _check_finite(params, path)
     _check_order(params, path)
     try:
         parameters = list(inspect.signature(function).parameters.values())[given:]
@@ -260,6 +261,15 @@ def _says(annotation: Any, value: Any) -> bool:
     kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Annotated]
     refers = isinstance(value, str) and value.startswith("params.")
     return bool(kinds) and not (refers and any(kind.__origin__ is Any for kind in kinds))
+
+
+def _check_finite(value: Any, path: str) -> None:
+    """Raises ConfigError for a number, however deep in the params, that float32 does not hold."""
+    if isinstance(value, Mapping | list):
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _check_finite(one, f"{path}.{key}")
+    elif isinstance(value, float | int) and not abs(value) <= float(np.finfo(np.float32).max):
+        raise ConfigError(f"{path}: {value} is not allowed; expected a finite number that float32 can hold")
 
 
 def _check_order(params: Mapping[str, Any], path: str) -> None:

@@ -140,20 +140,24 @@ def _shaped(name: str, values: np.ndarray, feature: Feature, sizes: dict[str, in
     return values.reshape(shape)
 
 
+_MOST = 1e6  # of metres, of m/s: squares of larger ones are sums that float32 does not hold
+
+
 def check_valid(features: Mapping[str, np.ndarray], where: str) -> None:
-    """Raises ConfigError for numbers that are read, said to be valid, and not finite, or not positive of sizes."""
+    """Raises ConfigError for numbers that are read, said to be valid, and no metres or m/s on Earth, or not positive of sizes."""
 
     def held(name: str, there: np.ndarray, last: int | None = None, *, positive: bool = False) -> None:
         values = features[name] if last is None else features[name][..., :last]
-        fine = np.isfinite(values) & (values > 0 if positive else True)
+        fine = (np.abs(values) <= _MOST) & (values > 0 if positive else True)  # of what is nan it is False
         bad = ~fine & (there if last is None else there[..., None])
         if bad.any():
             at = np.argwhere(bad)[0]
             raise ConfigError(
                 f"{tfrecord.KEY}: {where} has {values[tuple(at)]:g} in {name} at {at.tolist()}, where it is valid; "
-                f"expected a {'positive' if positive else 'finite'} number"
+                f"expected a {'positive' if positive else 'finite'} number, at most {_MOST:,.0f} either way"
             )
 
+    held("state/type", np.any([(features[f"state/{span}/valid"] == 1).any(axis=-1) for span in SPANS], axis=0))
     for span in SPANS:
         valid = features[f"state/{span}/valid"] == 1
         for name in ("x", "y", "bbox_yaw", "velocity_x", "velocity_y"):
