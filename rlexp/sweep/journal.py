@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from rlexp.storage import regular
+
 OVER = ("finished", "failed", "pruned")  # of a job's status: it is not trained again
 Outcomes = Mapping[int, Mapping[str, object]]  # job -> columns of the manifest
 
@@ -49,7 +51,7 @@ class Journal:
 
 def is_open(path: Path) -> bool:
     """Whether a worker on this machine writes to it."""
-    with path.open("rb") as file:
+    with regular.opened(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -68,7 +70,7 @@ def over(path: Path) -> set[int]:
 def read(path: Path, offset: int) -> Iterator[tuple[int, bool, dict[int, dict[str, Any]]]]:
     """(where the line ends, again, outcomes) of each whole line from a place in the file on. None where there is no file."""
     try:
-        with path.open("rb") as file:
+        with regular.opened(path, "rb") as file:
             file.seek(offset)
             data = file.read()
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Steps, Text, parse, schema
-from rlexp.storage import rundir
+from rlexp.storage import regular, rundir
 
 FOLDER = "leaderboard"  # in the sweep's directory
 _TRIES = 20  # to read what others change
@@ -155,7 +155,7 @@ def _tell(damaged: Sequence[str]) -> None:
 def _read(path: Path) -> Entry:
     """Raises ConfigError for what is no entry, and FileNotFoundError for what is no more there."""
     try:
-        read = json.loads(path.read_text())
+        read = json.loads(regular.read_text(path))
         entry, _ = parse(read if isinstance(read, dict) else {}, Entry)
     except (ValueError, OSError, RecursionError) as error:  # ConfigError too
         if isinstance(error, FileNotFoundError) and not path.is_symlink():

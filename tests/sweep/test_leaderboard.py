@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import random
 import re
 import subprocess
@@ -103,6 +104,7 @@ DAMAGE = [
     lambda path: path.write_text(json.dumps({"pod": 9})),
     lambda path: path.write_bytes(b"\xff"),
     Path.mkdir,
+    os.mkfifo,
     lambda path: path.symlink_to("nowhere"),
     lambda path: path.symlink_to(path),
 ]

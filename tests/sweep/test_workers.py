@@ -138,6 +138,15 @@ def test_one_that_dies_each_time_fails_and_the_others_finish(tmp_path):
     assert "its process ended with exit code 9" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_journal_is_told(tmp_path):
+    """Who opens one waits for its other end."""
+    os.mkfifo(tmp_path / "1.jsonl")
+    for read in (lambda path: list(journal.read(path, 0)), journal.is_open):
+        with pytest.raises(OSError, match="this is no regular file"):
+            read(tmp_path / "1.jsonl")
+
+
 def test_a_journal_is_folded_once(tmp_path):
     manifest, path = Manifest(tmp_path), tmp_path / "a.jsonl"
     for number in (0, 1):
