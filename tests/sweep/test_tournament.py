@@ -1,7 +1,6 @@
 """A tournament of pods: each goes on from a leader with all that it has; killed anywhere, it ends as if nothing had been."""
 
 import dataclasses
-import json
 import math
 import re
 import shutil
@@ -29,13 +28,7 @@ from rlexp.training.loop import Member
 from rlexp.training.program import trace
 
 from .searches import Killed, jobs, search, value_of
-from .tournaments import ENTROPY, LINE, LR, WORK, packs_of, tournament_of, train, train_pack
-
-
-def board(directory: Path) -> dict[str, dict[str, Any]]:
-    """All that is in it, by its place."""
-    found = sorted((directory / leaderboard.FOLDER).glob("*/*/*"))
-    return {str(path.relative_to(directory)): json.loads(path.read_text()) for path in found}
+from .tournaments import ENTROPY, LINE, LR, WORK, board, packs_of, tournament_of, train, train_pack
 
 
 @pytest.fixture(scope="module")
@@ -368,78 +361,10 @@ def test_a_leaderboard_of_another_sweep_is_told_and_left_alone(undisturbed, tmp_
     tournament_of(undisturbed, *WORK)  # its own is no other
 
 
-@pytest.fixture
-def ended(tmp_path, monkeypatch) -> Path:
-    """Four pods of the first age that have finished, as the sweep, their lines and their checkpoints have them."""
-    manifest, metas = Manifest(tmp_path), {}
-    for number, trial in enumerate(next(tournament_of(tmp_path, *WORK).batches)[:4]):
-        run_dir = tmp_path / str(number)
-        run_dir.mkdir()
-        rundir.write_json(run_dir / "environment.json", {"run_id": f"{number:08x}"})
-        line = {"env_steps": 64, "eval/return_mean": number + 0.1, "eval/return_std": 0.5}
-        (run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        told = {GENERATION: 0, PARENT: number, f"population/{LR}": 1e-3, f"population/{ENTROPY}": 0.01}
-        meta = {"told": [told], "env_steps": 64, "update": 2, "members": [{"run_id": f"{number:08x}"}]}
-        metas[store.checkpoints(run_dir)] = meta
-        manifest.add(number, trial, str(number))
-        manifest.change([number], status="finished", objective=number + 0.1)
-    monkeypatch.setattr("rlexp.storage.checkpoint.latest_meta", metas.get)
-    return tmp_path
-
-
-def test_a_pod_whose_entry_is_lost_is_entered_again_where_the_sweep_goes_on(ended, capsys):
-    """Each of them, as often as it goes on; the best are kept."""
-    next(tournament_of(ended, *WORK).batches)
-    whole = board(ended)
-    assert [entry["pod"] for entry in whole.values()] == [2, 3] and not whole["leaderboard/0/1/3.json"]["is_over"]
-    gone, damaged = (ended / path for path in whole)
-    gone.unlink()
-    damaged.write_bytes(damaged.read_bytes()[:40])
-    next(tournament_of(ended, *WORK).batches)
-    assert board(ended) == whole
-    assert {line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines()} == {"it is left out"}
-
-
 def test_first_settings_are_within_their_bounds_as_the_program_has_them(tmp_path):
     space = "sweeper.space={algo: {hp: {gamma: {low: 0.9, high: 0.99, step: 0.09}}}}"
     gammas = {value_of(trial, "algo.hp.gamma") for trial in next(tournament_of(tmp_path, *WORK, space).batches)}
     assert len(gammas) == 2 and all(0.9 <= float(np.float32(x)) <= 0.99 for x in gammas)
-
-
-def told_at_the_end(directory: Path, results: list[float | None], capsys: pytest.CaptureFixture[str]) -> str:
-    batches = tournament_of(directory, *WORK).batches
-    next(batches)
-    with pytest.raises(StopIteration):
-        batches.send(results)
-    return capsys.readouterr().out
-
-
-def test_the_best_is_who_leads_and_how_far_it_has_come_is_told(ended, capsys):
-    """Job 3 has the highest mean and job 2 the highest lower end. Pods of two ages are lost."""
-    line = {"env_steps": 64, "eval/return_mean": 3.1, "eval/return_std": 9.0}
-    (ended / "3" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    results: list[float | None] = [0.1, 1.1, 2.1, 3.1, *[None] * 8]
-    told = told_at_the_end(ended, results, capsys)
-    assert told == "the tournament: the best pod is job 2 with 2.1, at 64 of 192 environment steps\n"
-    for pod, mean, half in ((10, 5.0, 3.0), (11, 4.0, 1.0)):
-        of_pod = {"pod": pod, "age": 3, "env_steps": 192, "mean": mean, "low": mean - half}
-        leaderboard.enter(place(ended, 0, 3), dataclasses.replace(best(place(ended, 0, 1))[0], **of_pod), keep=2)
-    told = told_at_the_end(ended, [*results[:10], 5.0, 4.0], capsys)
-    assert told == "the tournament: the best of the last 4 pods is job 11 with 4\n"
-
-
-def test_a_pod_that_is_not_what_the_sweep_was_told_of_is_not_entered_again(ended, capsys):
-    """Somebody has gone on with one alone; another failed, one's lines are damaged, and one is of another sweep."""
-    manifest = Manifest(ended)
-    with (ended / "3" / "metrics.jsonl").open("a") as lines:
-        lines.write('{"env_steps": 192, "eval/return_mean": 9.0, "eval/return_std": 0.0}\n')
-    manifest.change([2], status="failed")
-    (ended / "1" / "metrics.jsonl").write_text("[]\n[]\n")
-    manifest.change([0], overrides='["seed=7"]')
-    next(tournament_of(ended, *WORK).batches)
-    assert not board(ended)
-    (told,) = capsys.readouterr().out.splitlines()
-    assert told.startswith("job 1 has no entry in the leaderboard: ") and told.endswith("without it there is no score")
 
 
 @pytest.mark.parametrize(

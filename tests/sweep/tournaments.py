@@ -1,6 +1,7 @@
 """A tournament in this process: its pods as the sweeper makes them, packs one after the other, programs compiled once."""
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from rlexp import compose
 from rlexp.config import Config as Whole
 from rlexp.config import as_read, parse
 from rlexp.machine.stop import Stop
-from rlexp.sweep import packs, tournament
+from rlexp.sweep import leaderboard, packs, tournament
 from rlexp.sweep.manifest import OVER, Manifest
 from rlexp.sweep.packing import Job, fingerprint, grouped, without_launcher
 from rlexp.sweep.sweepers import Setting, Sweep, Sweeper
@@ -79,3 +80,9 @@ def train(
     for pack in order(found):
         train_pack(pack, directory)
     return manifest
+
+
+def board(directory: Path) -> dict[str, dict[str, Any]]:
+    """All that is in it, by its place."""
+    found = sorted((directory / leaderboard.FOLDER).glob("*/*/*"))
+    return {str(path.relative_to(directory)): json.loads(path.read_text()) for path in found}
