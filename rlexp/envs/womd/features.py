@@ -144,7 +144,7 @@ _MOST = 1e6  # of metres, of m/s: squares of larger ones are sums that float32 d
 
 
 def check_valid(features: Mapping[str, np.ndarray], where: str) -> None:
-    """Raises ConfigError for numbers that are read, said to be valid, and no metres or m/s on Earth, or not positive of sizes."""
+    """Raises ConfigError for numbers that are read and said to be valid, but not finite, too large, or not positive of sizes."""
 
     def held(name: str, there: np.ndarray, last: int | None = None, *, positive: bool = False) -> None:
         values = features[name] if last is None else features[name][..., :last]
@@ -154,7 +154,7 @@ def check_valid(features: Mapping[str, np.ndarray], where: str) -> None:
             at = np.argwhere(bad)[0]
             raise ConfigError(
                 f"{tfrecord.KEY}: {where} has {values[tuple(at)]:g} in {name} at {at.tolist()}, where it is valid; "
-                f"expected a {'positive' if positive else 'finite'} number, at most {_MOST:,.0f} either way"
+                f"expected a {'positive' if positive else 'finite'} number of at most {_MOST:,.0f}"
             )
 
     held("state/type", np.any([(features[f"state/{span}/valid"] == 1).any(axis=-1) for span in SPANS], axis=0))
