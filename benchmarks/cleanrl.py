@@ -5,14 +5,13 @@ of its own. Both sides count steps of the agent, four frames each, and are timed
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
 from benchmarks.host import COMPILED
-from benchmarks.measure import BENCH, ROOT, Failed, Sample, Say, alternate, ratio, run, spread, table, verdict, write
+from benchmarks.measure import ROOT, Sample, Say, alternate, ratio, run, spread, table, verdict, write
 
 REQUIREMENTS = ROOT / "benchmarks" / "cleanrl-requirements.txt"
 URL = "https://github.com/vwxyzjn/cleanrl"
@@ -26,7 +25,7 @@ SOURCES = ("host", "actors")
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """Each sample is a process of its own."""
-    script = _checkout(say) / SCRIPT
+    script = peers.checkout("CLEANRL", URL, COMMIT, SCRIPT, say) / SCRIPT
     python = peers.environment("cleanrl-env", REQUIREMENTS, say)
     samples: dict[str, dict[str, list[Sample]]] = {}
     results: dict[str, Any] = {}
@@ -71,15 +70,3 @@ def told(name: str, samples: dict[str, list[Sample]]) -> dict[str, Any]:
         results[source]["ratio"] = found._asdict()
     print()
     return results
-
-
-def _checkout(say: Say) -> Path:
-    """Raises Failed where there is none, and none to be had."""
-    place = Path(os.environ.get("CLEANRL", BENCH / "cleanrl"))
-    if not (place / SCRIPT).exists():
-        if "CLEANRL" in os.environ:
-            raise Failed(f"CLEANRL: {place} is no checkout of CleanRL; expected {SCRIPT} in it")
-        say("cloning CleanRL")
-        run(["git", "clone", "--quiet", URL, str(place)], timeout_s=600)
-        run(["git", "-C", str(place), "checkout", "--quiet", COMMIT], timeout_s=60)
-    return place

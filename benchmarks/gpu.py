@@ -1,61 +1,292 @@
-"""The comparison with Rejax on a GPU, where there is one: 2,048 environments, float32 and bfloat16."""
+"""All that needs a GPU, in one command of less than ten minutes: `make bench ARGS=gpu`.
 
+PPO on CartPole beside Rejax and PureJaxRL, with 2,048 environments and with 256; what a step of the rollout
+costs, over the number of environments and the compiler's options; in a file of its own, what runs reach of the plan's bound
+(`benchmarks.roofline`); and whether equal seeds, kill -9 with resume, and saves made while training goes on are exact there.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from benchmarks.measure import Failed, Sample, Say, alternate, ratio, run, table, verdict, write
-from benchmarks.rejax import AIM, RATE, environment, mean_return, rates_table, rejax_side, returns_table, summary
-from benchmarks.work import FULL, overrides, train
+from benchmarks import peers, roofline
+from benchmarks.measure import (
+    BENCH,
+    ROOT,
+    Failed,
+    Ratio,
+    Sample,
+    Say,
+    alternate,
+    ratio,
+    run,
+    spread,
+    table,
+    verdict,
+    write,
+)
+from benchmarks.rejax import AIM, RATE, REQUIREMENTS, mean_return, returns_table
+from benchmarks.same import compare_lines, saved
+from benchmarks.work import FULL, Work, overrides
+from benchmarks.worker import Worker
 
-WORK = FULL._replace(num_envs=2048, total_env_steps=40_000_000)  # a GPU does 4 million in a second
+SIZES = {  # a GPU does millions of steps in a second
+    "2,048 environments": FULL._replace(num_envs=2048, total_env_steps=20_000_000),
+    "256 environments": FULL._replace(total_env_steps=4_000_000),
+}
 PROBE = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep='|')"
+PUREJAXRL = "https://github.com/luchris429/purejaxrl"
+COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
+QUIET = ["logger=quiet", "checkpoint=off", "eval.every_env_steps=null"]
+EXACT = {  # what is trained twice, and killed and resumed
+    "ppo f32": ["algo=ppo", "precision=f32"],
+    "ppo bf16": ["algo=ppo", "precision=bf16"],
+    "ppo breakout": ["algo=ppo", "env=gymnax/breakout", "network=cnn"],
+    "dqn prioritised": ["algo=dqn", "algo.source.selector=prioritised"],
+}
+COSTS = ["algo=ppo", "env=gymnax/cartpole", "algo.num_steps=128", *QUIET]
+NUM_ENVS = (256, 2048, 16384, 131072)
+ALL_BUFFERS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+
+
+class Try(NamedTuple):
+    """A way to compile or to draw that the product does not take."""
+
+    env: Mapping[str, str] = MappingProxyType({})
+    overrides: Sequence[str] = ()
+    unroll: int = 1  # steps of the rollout in a turn of its loop
+    num_envs: Sequence[int] = (2048,)
+
+
+TRIES = {
+    "as it is": Try(num_envs=NUM_ENVS),
+    "no command buffers": Try({"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}),
+    "command buffers over loops": Try({"XLA_FLAGS": f"--xla_gpu_enable_command_buffer={ALL_BUFFERS}"}),
+    "unroll 4": Try(unroll=4),
+    "threefry as a kernel": Try({"JAX_THREEFRY_GPU_KERNEL_LOWERING": "1"}),
+    "the generator rbg": Try({"JAX_DEFAULT_PRNG_IMPL": "rbg"}),
+    "TF32": Try(overrides=["precision.matmul=default"]),
+    "bf16": Try(overrides=["precision=bf16"]),
+}
 
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
-    """Rejax has no bfloat16, and is compared in float32. Without network its side is left out."""
+    """Peers are left out where they cannot be had."""
     platform, device = run([sys.executable, "-c", PROBE], timeout_s=120)[0].strip().splitlines()[-1].split("|")
     if platform != "gpu":
         print("gpu: not run, since JAX sees no GPU here\n")
         return
-    work = WORK._replace(total_env_steps=4 * WORK.num_envs * WORK.num_steps) if quick else WORK
-    sides = {
-        "rlexp": lambda i: train(work, seed=i, more=["hardware=gpu", "precision=f32"]),
-        "rlexp, bf16": lambda i: train(work, seed=i, more=["hardware=gpu", "precision=bf16"]),
-    }
-    about: dict[str, dict] = {}
+    measure_on(platform, device, out, rounds=rounds, quick=quick, say=say)
+
+
+def measure_on(platform: str, device: str, out: Path, *, rounds: int, quick: bool, say: Say) -> None:
+    """The same on any platform. What is measured is written after each part."""
+    sizes = {name: _tiny(work) for name, work in SIZES.items()} if quick else SIZES
+    samples, results, about = {}, dict[str, Any](), {}
+
+    def keep() -> None:
+        settings = {name: work._asdict() | {"env_steps": work.env_steps} for name, work in sizes.items()}
+        settings |= {"costs": COSTS, "exact": EXACT}
+        write(out / "gpu.json", settings=settings, samples=samples, results=results, device=device, peers=about)
+
+    for name, work in sizes.items():
+        say(f" {name}")
+        sides = _sides(platform, work, about, quick=quick, say=say)
+        try:
+            with ThreadPoolExecutor(len(sides)) as lanes:  # they start and compile side by side
+                list(lanes.map(lambda side: side[0](rounds), sides.values()))
+            samples[name] = alternate({side: worker[0] for side, worker in sides.items()}, rounds=rounds, say=say)
+        finally:
+            for _, worker in sides.values():
+                worker.close()
+        results[name] = _told(name, samples[name], device)
+    keep()
+    say(" costs of a step")
+    results["costs"] = {name: _costs(platform, what, quick=quick, say=say) for name, what in TRIES.items()}
+    _told_costs(results["costs"], device)
+    keep()
+    roofline.measure(out, rounds=rounds, quick=quick, say=say)
+    say(" exact")
+    results["exact"] = _exact(platform, quick=quick, say=say)
+    rows = [[name, *found] for name, found in results["exact"].items()]
+    print(table(f"Exact on {device}", ["", "leaves", "lines", "twice", "killed, resumed"], rows))
+    keep()
+
+
+def _tiny(work: Work) -> Work:
+    return work._replace(num_envs=16, num_steps=16, total_env_steps=1024, eval_episodes=4)
+
+
+# --- beside the peers ----------------------------------------------------------------------------------------------------
+
+
+def _sides(platform: str, work: Work, about: dict, *, quick: bool, say: Say) -> dict[str, tuple[Any, Worker]]:
+    """{side: (its sample of a round, its process)}. Rejax and PureJaxRL know no bfloat16."""
+    told = work._asdict() | {"env_steps": work.env_steps, "quick": quick, "seed": 0, "asked": True}
+    told |= {"cache": str(BENCH / "cache" / "peers")}
+    sides = {}
+    for precision in ("f32", "bf16"):
+        own = [*overrides(work), *QUIET, f"hardware={platform}", f"precision={precision}"]
+        own = [x for x in own if not x.startswith("eval.every_env_steps=") or x in QUIET]
+        asked = json.dumps({"do": "train", "overrides": own})
+        worker = Worker([sys.executable, "-m", "benchmarks.gpu_run", asked])
+        sides["rlexp" if precision == "f32" else "rlexp, bf16"] = (worker.ask, worker)
     try:
-        python = environment(say, gpu=True)
-
-        def theirs(i: int) -> Sample:
-            told = rejax_side(python, work, seed=i, quick=quick)
-            if not told["device"].startswith("gpu"):
-                raise Failed(f"Rejax ran on {told['device']}")
-            about.update(told)
-            return told["sample"]
-
-        sides["rejax"] = theirs
+        python = peers.environment(
+            f"rejax-{platform}", REQUIREMENTS, say, more=["jax[cuda13]"] if platform == "gpu" else []
+        )
     except Failed as error:
-        say(f"without Rejax: {error}")
-    samples = alternate(sides, rounds=rounds, say=say)
-    print(
-        rates_table(f"PPO on CartPole, {work.num_envs} environments, {device}: environment steps per second", samples)
-    )
+        say(f"without peers: {error}")
+        return sides
+    scripts = {"rejax": "rejax_run.py"}
+    try:
+        told["checkout"] = str(peers.checkout("PUREJAXRL", PUREJAXRL, COMMIT, "purejaxrl/ppo.py", say))
+        scripts["purejaxrl"] = "purejaxrl_run.py"
+    except Failed as error:
+        say(f"without PureJaxRL: {error}")
+    for name, script in scripts.items():
+        worker = Worker([str(python), "-P", str(ROOT / "benchmarks" / script), json.dumps(told)])
+
+        def theirs(i: int, name: str = name, worker: Worker = worker) -> Sample:
+            answer = worker.ask(i)
+            if not answer["device"].startswith(platform):
+                raise Failed(f"{name} ran on {answer['device']}")
+            about[name] = answer["versions"]
+            return answer["sample"]
+
+        sides[name] = (theirs, worker)
+    return sides
+
+
+def _told(name: str, samples: dict[str, list[Sample]], device: str) -> dict[str, Any]:
+    ours = samples["rlexp"]
+    ratios: dict[str, Ratio] = {
+        f"rlexp / {peer}": ratio(ours, samples[peer], RATE) for peer in samples if "rlexp" not in peer
+    }
+    ratios["bf16 / f32"] = ratio(samples["rlexp, bf16"], ours, RATE)
+    rows = [[side, *spread(found, RATE)] for side, found in samples.items()]
+    rows += [[what, found.of_medians, min(found.pairs), max(found.pairs)] for what, found in ratios.items()]
+    title = f"PPO on CartPole, {name}, {device}: environment steps per second"
+    print(table(title, ["", "median", "least", "greatest"], rows))
     print(returns_table(samples))
-    bf16 = ratio(samples["rlexp, bf16"], samples["rlexp"], RATE)
-    row = ["rlexp, bf16 / f32", bf16.of_medians, min(bf16.pairs), max(bf16.pairs)]
-    print(table("Steps per second in bfloat16", ["", "median", "least", "greatest"], [row]))
-    results = {"bf16_ratio": bf16._asdict()}
-    if "rejax" in samples:
-        of_rates = ratio(samples["rlexp"], samples["rejax"], RATE)
-        print(verdict("steps per second, rlexp / Rejax", of_rates.of_medians, AIM, at_least=True))
-        gain = mean_return(samples["rlexp"]) - mean_return(samples["rejax"])
-        print(verdict("mean final return, rlexp - Rejax", gain, 0, at_least=True), "\n")
-        results |= summary(samples, of_rates)
-    write(
-        out / "gpu.json",
-        settings={"work": work._asdict() | {"env_steps": work.env_steps}, "rlexp": overrides(work)},
-        samples=samples,
-        results=results,
-        device=device,
-        rejax_versions=about.get("versions"),
+    for what, found in ratios.items():
+        if what != "bf16 / f32":
+            print(verdict(f"steps per second, {what}", found.of_medians, AIM, at_least=True))
+    print()
+    rates = {
+        side: {RATE: spread(found, RATE)._asdict(), "return_mean": mean_return(found)}
+        for side, found in samples.items()
+    }
+    return {"sides": rates, "ratios": {what: found._asdict() for what, found in ratios.items()}}
+
+
+# --- exactness -----------------------------------------------------------------------------------------------------------
+
+
+def _exact(platform: str, *, quick: bool, say: Say) -> dict[str, list]:
+    """{what: [leaves of a checkpoint, metric lines, whether a second run and a killed one that went on have the same bits]}.
+
+    The one that goes on does so from a checkpoint that was saved while training went on with the arrays that were saved.
+    """
+    home = BENCH / "runs" / "exact"
+    shutil.rmtree(home, ignore_errors=True)
+    steps = 40_960 if quick else 4_000_000
+    common = [f"hardware={platform}", "algo.num_envs=64", f"total_env_steps={steps}", "logger=quiet"]
+    common += [f"eval.every_env_steps={steps // 20}", "checkpoint.every_updates=20", "checkpoint.keep_last=100"]
+
+    def one(item: tuple[str, Sequence[str]]) -> tuple[str, list]:
+        name, own = item
+        cache = f"compilation_cache={home / name.replace(' ', '-') / 'cache'}"
+        places = {side: home / name.replace(" ", "-") / side for side in ("once", "twice", "killed")}
+        try:
+            for side in ("once", "twice"):
+                _rlexp([*common, *own, cache, f"hydra.run.dir={places[side]}"])
+            _killed([*common, *own, cache, f"hydra.run.dir={places['killed']}"], places["killed"])
+            _rlexp([f"resume={places['killed']}"])
+            found = [saved(place) for place in places.values()]
+            lines = [_lines(place) for place in places.values()]
+        except Failed as error:
+            say(f"  {name}: {error}")
+            return name, [0, 0, "failed", "failed"]
+        same = ["same" if not _differences(found[0], found[i], lines[0], lines[i]) else "DIFFERS" for i in (1, 2)]
+        say(f"  {name}: twice {same[0]}, killed and resumed {same[1]}")
+        return name, [len(found[0][1]), len(lines[0]), *same]
+
+    with ThreadPoolExecutor(len(EXACT)) as lanes:
+        return dict(lanes.map(one, EXACT.items()))
+
+
+_SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "WANDB_MODE": "disabled"}
+
+
+def _rlexp(arguments: Sequence[str]) -> None:
+    run([sys.executable, "-m", "rlexp", *arguments], timeout_s=300, env=_SHARED)
+
+
+def _killed(arguments: Sequence[str], run_dir: Path) -> None:
+    """kill -9 as soon as two checkpoints are there. Raises Failed where none is in time."""
+    command = [sys.executable, "-m", "rlexp", *arguments]
+    running = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | _SHARED, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    until = time.monotonic() + 300
+    while running.poll() is None and time.monotonic() < until:
+        if len(list(run_dir.glob("checkpoints/[0-9]*"))) > 2:  # the newest may be unfinished
+            break
+        time.sleep(0.01)
+    ended = running.poll() is not None
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    if ended:
+        raise Failed("it ended before it was killed")
+
+
+def _lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def _differences(theirs: Any, ours: Any, their_lines: Sequence[dict], our_lines: Sequence[dict]) -> list[str]:
+    found = [path for path, leaf in theirs[1].items() if leaf.tobytes() != ours[1][path].tobytes()]
+    return found + compare_lines(their_lines, our_lines)[0] + ([] if theirs[0] == ours[0] else ["update"])
+
+
+# --- what a step costs -----------------------------------------------------------------------------------------------------
+
+
+def _costs(platform: str, what: Try, *, quick: bool, say: Say) -> list[Sample]:
+    told = [*COSTS, f"hardware={platform}", *what.overrides]
+    sizes = [16] if quick else list(what.num_envs)
+    asked = {"do": "costs", "overrides": told, "num_envs": sizes, "unroll": what.unroll}
+    try:
+        output, _ = run([sys.executable, "-m", "benchmarks.gpu_run", json.dumps(asked)], timeout_s=300, env=what.env)
+    except Failed as error:
+        say(f"  {error}")
+        return []
+    return json.loads(output.splitlines()[-1])["sample"]
+
+
+def _told_costs(costs: Mapping[str, list[Sample]], device: str) -> None:
+    head = ["", "environments", "steps/s", "of the rollout", "µs a vector step", "update, ms", "operations a turn"]
+    rows = [
+        [
+            name,
+            x["num_envs"],
+            x["env_steps_per_second"],
+            x["rollout_env_steps_per_second"],
+            x["rollout_step_us"],
+            x["update_s"] * 1e3,
+            ", ".join(f"{count} {op}" for op, count in sorted(x["loop"].items(), key=lambda item: -item[1])[:4]),
+        ]
+        for name, found in costs.items()
+        for x in found
+    ]
+    print(table(f"PPO on CartPole, 128 steps, {device}: what a step of the rollout costs", head, rows))

@@ -1,7 +1,8 @@
 """Trains with Rejax, in Rejax's own environment; run by rejax.py. Reads a Work or ReplayWork as JSON from the command line.
 
-Prints one JSON object. Only the compiled program is timed. Rejax evaluates as often as `eval_freq` says, and at the end at
-the least; here the training is timed with the evaluation switched off, and the one at the end is timed on its own.
+Prints one JSON object; with `asked`, one for each seed on standard input. Only the compiled program is timed. Rejax evaluates as
+often as `eval_freq` says, and at the end at the least; here the training is timed with the evaluation switched off, and the one at
+the end is timed on its own.
 """
 
 import json
@@ -19,7 +20,7 @@ PACKAGES = ("rejax", "gymnax", "jax", "jaxlib", "flax", "optax", "distrax", "num
 
 
 def main() -> None:
-    """Compile, train, evaluate, print."""
+    """Compiles once; trains, evaluates and prints for each seed."""
     work = json.loads(sys.argv[1])
     jax.config.update("jax_compilation_cache_dir", work["cache"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -38,33 +39,33 @@ def main() -> None:
     evaluate_compiled = evaluate.lower(algo, state_shape, key).compile()
     compile_s = time.perf_counter() - began
 
-    began = time.perf_counter()
-    state = jax.block_until_ready(train_compiled(bare, key))
-    train_s = time.perf_counter() - began
+    def sample(seed: int) -> dict[str, Any]:
+        key = jax.random.PRNGKey(seed)
+        began = time.perf_counter()
+        state = jax.block_until_ready(train_compiled(bare, key))
+        train_s = time.perf_counter() - began
 
-    began = time.perf_counter()
-    _, returns = jax.block_until_ready(evaluate_compiled(algo, state, jax.random.fold_in(key, 1)))
-    eval_s = time.perf_counter() - began
+        began = time.perf_counter()
+        _, returns = jax.block_until_ready(evaluate_compiled(algo, state, jax.random.fold_in(key, 1)))
+        eval_s = time.perf_counter() - began
 
-    env_steps = int(state.global_step)
-    sample = {
-        "seed": work["seed"],
-        "env_steps_per_second": env_steps / train_s,
-        "env_steps_per_second_with_evaluation": env_steps / (train_s + eval_s),
-        "env_steps": env_steps,
-        "return_mean": float(returns.mean()),
-        "compile_s": compile_s,
-    }
+        env_steps = int(state.global_step)
+        return {
+            "seed": seed,
+            "env_steps_per_second": env_steps / train_s,
+            "env_steps_per_second_with_evaluation": env_steps / (train_s + eval_s),
+            "env_steps": env_steps,
+            "return_mean": float(returns.mean()),
+            "compile_s": compile_s,
+        }
+
     device = jax.devices()[0]
-    print(
-        json.dumps(
-            {
-                "sample": sample,
-                "device": f"{device.platform} {device.device_kind}",
-                "versions": {name: metadata.version(name) for name in PACKAGES},
-            }
-        )
-    )
+    about = {
+        "device": f"{device.platform} {device.device_kind}",
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+    }
+    for seed in map(int, sys.stdin) if work.get("asked") else [work["seed"]]:
+        print(json.dumps({"sample": sample(seed), **about}), flush=True)
 
 
 def common(work: dict[str, Any]) -> dict[str, Any]:
