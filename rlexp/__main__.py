@@ -157,8 +157,8 @@ def main() -> None:
             run_dir = command.run_dir
             for line in doubled(overrides):
                 print(line, flush=True)  # stderr is for what ends a command
-            if recipe := recipes.better(command.composed, overrides):
-                print(hints.of_recipe(recipe), flush=True)
+            if command.resume_dir is None:
+                _tell_recipe(recipes.better(command.composed, overrides))
             (submit if experiment.part("launcher").SUBMITS else run)(command, experiment)
     except (Detached, Rehearsed):
         pass
@@ -311,7 +311,9 @@ def opened(command: Command) -> Any:
 def sweep(overrides: Sequence[str]) -> None:
     """Hydra's sweeper makes jobs, and the launcher runs them. Raises ConfigError; JobFailed once all jobs are over."""
     # One of the jobs first: what is wrong with all of them is told as it is told of a run.
-    config, _ = parse(compose.compose_node(_first_job(overrides))[0], Config)
+    first = _first_job(overrides)
+    composed = compose.composed(first)
+    config, _ = parse(composed.node, Config)
     if config.resume is not None:
         raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
     if store.is_url(config.output_root):
@@ -319,16 +321,26 @@ def sweep(overrides: Sequence[str]) -> None:
     from rlexp.modes.scaling import Plans
     from rlexp.sweep import hydra_sweep
 
-    plans = Plans()
-    compose.sweep(overrides, lambda job: _job_of_a_sweep(job, plans), check=hydra_sweep.check_hydras)
+    plans, recipe = Plans(), recipes.better(composed, first, overrides)
+
+    def check(sweeper: Any, arguments: list[str]) -> None:
+        hydra_sweep.check_hydras(sweeper, arguments)
+        _tell_recipe(recipe)
+
+    compose.sweep(overrides, lambda job: _job_of_a_sweep(job, plans), check=check)
     plans.report()
+
+
+def _tell_recipe(recipe: str | None) -> None:
+    if recipe is not None:
+        print(hints.of_recipe(recipe), flush=True)
 
 
 def _first_job(overrides: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    with compose.one_line():
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    with compose.hydra() as app, compose.one_line():  # glob(…) looks at what options there are
+        parsed = OverridesParser.create(config_loader=app.config_loader).parse_overrides(list(overrides))
         counted = [o for o in parsed if not o.is_interval_sweep()]
         jobs = grid(counted)
     if not jobs:

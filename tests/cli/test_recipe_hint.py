@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlexp import __main__ as cli
 from rlexp import compose, hints, recipes
 
 
@@ -17,11 +18,34 @@ def told(*overrides):
         (["env=gymnax/cartpole"], None),  # its recipe is the defaults
         (["env=probe/obs_reward"], None),  # there is none
         (["experiment=gymnax/mountain_car"], None),
-        (["env=gymnax/mountain_car", "algo.hp.lr=1e-3"], None),
+        (["env=gymnax/mountain_car", "algo.hp.lr=1e-3"], "gymnax/mountain_car"),  # of the default settings
+        (["env=gymnax/mountain_car", "algo=ppo", "network=[mlp]"], "gymnax/mountain_car"),
+        (["env=gymnax/mountain_car", "network.hidden=[64,64]"], "gymnax/mountain_car"),
+        (["env=gymnax/mountain_car", "network.hidden=[32]"], None),
+        (["env=gymnax/mountain_car", "network=lstm"], None),
+        (["env=gymnax/mountain_car", "algo=dqn", "algo.double=false"], None),
+        (["env=gymnax/mountain_car", "algo.module=rlexp.algos.pqn"], None),
     ],
 )
 def test_a_recipe_is_told_where_only_an_environment_is_chosen(overrides, recipe):
     assert told(*overrides) == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "recipe"),
+    [
+        (["env=gymnax/mountain_car", "seed=0,1"], "gymnax/mountain_car"),
+        (["env=gymnax/cartpole,gymnax/acrobot,gymnax/mountain_car"], "gymnax/acrobot"),
+        (["env=gymnax/mountain_car", "algo.hp.lr=1e-3,1e-4", "algo=ppo"], "gymnax/mountain_car"),
+        (["env=gymnax/mountain_car", "algo=ppo,dqn"], None),
+        (["env=gymnax/mountain_car", "network.hidden=[64,64],[32]"], None),
+    ],
+)
+def test_a_sweep_is_told_once(overrides, recipe, monkeypatch, capsys):
+    monkeypatch.setattr(compose, "sweep", lambda *_, check: check(None, []))
+    cli.sweep(overrides)
+    line = f"{hints.of_recipe(recipe)}\n" if recipe else ""
+    assert capsys.readouterr().out == line
 
 
 def test_one_of_ones_own_is_told_too(tmp_path):
