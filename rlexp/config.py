@@ -10,7 +10,7 @@ import functools
 import importlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
 
 from pydantic import (
@@ -44,6 +44,14 @@ class UnknownKey(ConfigError):
         same = [path for path in paths if path.endswith(f".{name}") and path != self.where]
         said = f"; did you mean {' or '.join(map(json.dumps, same[:3]))}?" if same else nearest(name, self.allowed)
         return f"{self.where}: unknown key{said or '.'} Allowed: {', '.join(self.allowed)}"
+
+
+def check_params(path: str, given: Iterable[str], allowed: Sequence[str], name: str) -> None:
+    """Raises ConfigError for the first that is none of the parameters that `name` has."""
+    for key in given:
+        if key not in allowed:
+            told = f"Allowed: {', '.join(allowed)}" if allowed else f"{name} has none"
+            raise ConfigError(f"{path}.{key}: unknown parameter{nearest(key, allowed) or '.'} {told}")
 
 
 class TwoValues(ConfigError):

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from rlexp import endings
 from rlexp.commands.completion import PLACES
 from rlexp.compose import CONF_DIR
 from rlexp.config import Config, key_of, load_module
+from rlexp.envs import gymnax
 
 _HEAD = """\
 # All keys
@@ -77,11 +79,13 @@ def page() -> str:
 def keys() -> dict[str, dict[str, list[str]]]:
     """{module: {key: the values that are allowed, or [] where they cannot be counted}}.
 
-    "" stands for the top, and a group's name for its schema where it has no modules.
+    "" stands for the top, and a group's name for its schema where it has no modules. Under the version of gymnax that is here are
+    its environments, with what `env.params` of each may name.
     """
     found = {"": {key.path: key.values for key in _top()}}
     for part in parts():
         found[part.module or part.group] = {key.path: key.values for key in part.keys}
+    found[f"gymnax=={importlib.metadata.version('gymnax')}"] = gymnax.parameters()
     return found
 
 

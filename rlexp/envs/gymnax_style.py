@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlexp.config import ConfigError, Resets, nearest
+from rlexp.config import ConfigError, Resets, check_params
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.envs.suites import check_info
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
@@ -112,15 +112,16 @@ def overrides(name: str, given: Mapping[str, Any], fields: Mapping[str, Any]) ->
     Raises:
       ConfigError: one is not there, or is no number by default.
     """
-    defaults = {k: v for k, v in fields.items() if isinstance(v, bool | int | float | jax.Array) and jnp.ndim(v) == 0}
     if LIMIT in given:
         raise ConfigError(f"env.params.{LIMIT}: the limit shapes the program; set env.max_episode_steps instead")
-    allowed = sorted(set(defaults) - {LIMIT})
-    for key in given:
-        if key not in allowed:
-            told = f"Allowed: {', '.join(allowed)}" if allowed else f"{name} has none"
-            raise ConfigError(f"env.params.{key}: unknown parameter{nearest(key, allowed) or '.'} {told}")
-    return {k: jnp.asarray(v).astype(jnp.result_type(defaults[k])) for k, v in given.items()}
+    check_params("env.params", given, allowed(fields), name)
+    return {k: jnp.asarray(v).astype(jnp.result_type(fields[k])) for k, v in given.items()}
+
+
+def allowed(fields: Mapping[str, Any]) -> list[str]:
+    """Those of a game's parameters that `env.params` may name: they are numbers by default."""
+    numbers = [k for k, v in fields.items() if isinstance(v, bool | int | float | jax.Array) and jnp.ndim(v) == 0]
+    return sorted(set(numbers) - {LIMIT})
 
 
 def _scaled(action: jax.Array, box: Any, actions: Continuous) -> jax.Array:
