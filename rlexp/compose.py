@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log, run_job
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
 
-from rlexp import kinds
-from rlexp.config import ConfigError, nearest
+from rlexp import arguments, kinds
+from rlexp.config import ConfigError, nearest, paths
 from rlexp.hydra_internals import Callbacks, application, failures_untold, quick_jobs
 from rlexp.overrides import in_quotes, override_group, override_key
 from rlexp.sources import chosen
@@ -221,7 +219,9 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any], check: Ca
     with hydra() as app, failures_untold():
         with one_line():
             config = told_in_one_line(
-                lambda o: app.compose_config("config", [*o, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN), overrides
+                lambda o: app.compose_config("config", [*o, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN),
+                overrides,
+                sweeps=True,
             )
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             callbacks = Callbacks(config)
@@ -237,37 +237,24 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any], check: Ca
         callbacks.on_multirun_end(config=config, config_name="config")
 
 
-def told_in_one_line(composed: Callable[[list[str]], DictConfig], overrides: Sequence[str]) -> DictConfig:
+def told_in_one_line(
+    composed: Callable[[list[str]], DictConfig], overrides: Sequence[str], *, sweeps: bool = False
+) -> DictConfig:
     """What `composed` makes of the overrides. Raises ConfigError for all that Hydra and OmegaConf complain of."""
     with one_line():
-        _check_choices(overrides)
+        options = lambda group: sorted(_options(GlobalHydra.instance().config_loader(), group))  # noqa: E731
+        arguments.check(overrides, _groups(), options, sweeps=sweeps)
         try:
             return composed(list(overrides))
         except ConfigCompositionException as error:
             if isinstance(error, MissingConfigException | OverrideParseException):
                 raise
+            choices = [o for o in overrides if override_group(o) in _groups() and not o.startswith("~")]
+            keys = lambda: paths(OmegaConf.to_container(composed(choices)))  # noqa: E731
+            if told := arguments.refused(str(error), overrides, _groups(), keys):
+                raise ConfigError(told) from error
             # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
             return composed([force(o) for o in overrides])
-
-
-def _check_choices(overrides: Sequence[str]) -> None:
-    """Raises ConfigError where a group's choice is no name. What Hydra says then does not tell of which group."""
-    groups = _groups()
-    for override in overrides:
-        key = override_group(override)
-        if override.startswith("~") or "=" not in override or not (key in groups or "/" in key):
-            continue
-        value = OverridesParser.create().parse_override(override).value()
-        names = value if isinstance(value, list) else [] if isinstance(value, dict | Sweep) else [value]
-        if len(names) > 1 and key in groups and key != "experiment":  # Hydra would merge the files
-            several = ",".join(str(getattr(name, "text", name)) for name in names)
-            raise ConfigError(f"{override}: one choice is allowed; to try several: -m {key}={several}")
-        for name in names:
-            if not isinstance(name, str | QuotedString) or not str(getattr(name, "text", name)).strip():
-                options = sorted(_options(GlobalHydra.instance().config_loader(), key))
-                allowed = f": {', '.join(options)}" if options else ""
-                shown = override.split("=", 1)[1] or "''"
-                raise ConfigError(f"{key}: {shown} is not allowed; expected the name of a choice{allowed}")
 
 
 @contextlib.contextmanager
@@ -280,7 +267,7 @@ def one_line() -> Iterator[None]:
     except MissingConfigException as error:
         raise ConfigError(_missing(error)) from error
     except OverrideParseException as error:
-        raise ConfigError(f"{error.override}: this cannot be read as key=value ({_first_line(error)})") from error
+        raise ConfigError(arguments.unreadable(error)) from error
     except Exception as error:
         text, file = _reasons(error), _read_file(error)
         raise ConfigError(text if file is None or file in text else f"{file}: {text}") from error
@@ -322,7 +309,11 @@ def without_hydra(config: DictConfig) -> dict[str, Any]:
     ):  # the group has no part of its own: its files set keys of all others
         raise ConfigError(f"experiment={experiment}: this file does not begin with the line `# @package _global_`")
     with one_line():
-        node = plain(application(config))
+        try:
+            node = plain(application(config))
+        except MissingMandatoryValue as error:
+            path, choices = str(error.full_key or error.key), config.hydra.runtime.choices
+            raise ConfigError(arguments.no_value(path, choices, CONF_DIR)) from error
     return chosen.with_memory(node)
 
 
@@ -350,6 +341,9 @@ def _missing(error: MissingConfigException) -> str:
     name = error.missing_cfg_file
     path = name[0] if isinstance(name, list | tuple) else str(name)
     group, _, choice = path.partition("/")
+    if group == "hydra":  # whose groups are in one
+        inner, _, choice = choice.partition("/")
+        group = f"hydra/{inner}"
     if not choice:
         return f"{path}: there is no such configuration"
     loader = GlobalHydra.instance().config_loader()
@@ -381,6 +375,8 @@ def _first_line(error: BaseException) -> str:
 def _reasons(error: BaseException) -> str:
     """What it says, the path that it is about, and what it came from: of Hydra's own keys only that says what is wrong."""
     text, cause = _first_line(error), error.__cause__
+    if isinstance(error, GrammarParseError):  # it counts what its grammar expects
+        text = "what stands in ${…} cannot be read"
     path = error.full_key if isinstance(error, OmegaConfBaseException) else None
     if path and path not in text:
         text = f"{path}: {text}"

@@ -304,7 +304,7 @@ def parse(node: Mapping[str, Any], cls: type[T] = Config, path: str = "") -> tup
         values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
         return _validate(values, cls, path), modules
     except UnknownKey as error:
-        raise ConfigError(error.with_paths(_paths(node, path))) from error
+        raise ConfigError(error.with_paths(paths(node, path))) from error
 
 
 def as_read(node: Mapping[str, Any], config: Any) -> dict[str, Any]:
@@ -417,11 +417,11 @@ def key_of(field: dataclasses.Field) -> str:
     return field.name.rstrip("_")
 
 
-def _paths(node: Any, path: str) -> list[str]:
+def paths(node: Any, path: str = "") -> list[str]:
     """Of all keys below a node."""
     if not isinstance(node, Mapping):
         return [path]
-    return [path, *(found for key, value in node.items() for found in _paths(value, _join(path, key)))]
+    return [path, *(found for key, value in node.items() for found in paths(value, _join(path, key)))]
 
 
 def _join(path: str, key: Any) -> str:

@@ -151,14 +151,26 @@ def with_memory(node: Mapping[str, Any]) -> dict[str, Any]:
     if name is None:
         return node
     source = load_module(node.get("module"), "algo.source")
-    own, of_memory = (
-        {field.name for field in dataclasses.fields(module.Config)}
-        for module in (source, load_module(name, "algo.source"))
-    )
+    own, of_memory = (_keys(module.Config) for module in (source, load_module(name, "algo.source")))
     if not is_host(source) or "num_updates" in own:
-        return {key: value for key, value in node.items() if key == "module" or key in own or key not in of_memory}
-    inner = {key: node.pop(key) for key in [*node] if key in own - of_memory}
+        return _without(node, of_memory.keys() - own.keys() - {"module"}) | {
+            key: _without(node[key], of_memory[key] - own[key])
+            for key in own.keys() & of_memory.keys()
+            if isinstance(node.get(key), Mapping)
+        }
+    inner = {key: node.pop(key) for key in [*node] if key in own.keys() - of_memory.keys()}
     return node | {"module": name, "inner": {"module": node["module"], **inner, **(node.get("inner") or {})}}
+
+
+def _keys(config: Any) -> dict[str, set[str]]:
+    """{key of a Config: those below it}."""
+    hints = get_type_hints(config)
+    below = {name: dataclasses.fields(hint) for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    return {field.name: {one.name for one in below.get(field.name, ())} for field in dataclasses.fields(config)}
+
+
+def _without(node: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in keys}
 
 
 def is_host(module: ModuleType) -> bool:

@@ -52,7 +52,7 @@ def check_replay(config: DictConfig, node: Mapping[str, Any], loader: Any, overr
 def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrides: Sequence[str]) -> None:
     """Raises ConfigError for a key of `algo.source` that is another source's than the one that counts, with that one's name."""
     keys = [override_key(o).split(".") for o in overrides]
-    asked = [key[2] for key in keys if key[:2] == ["algo", "source"] and len(key) > 2]
+    asked = [".".join(key[2:]) for key in keys if key[:2] == ["algo", "source"] and len(key) > 2]
     algo = node.get("algo")
     source = algo.get("source") if isinstance(algo, Mapping) else None
     if not asked or "module" in asked or not isinstance(source, Mapping):
@@ -69,11 +69,22 @@ def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrid
         return
     counting = [file for file in files.values() if file.get("module") in modules]
     for key in asked:
-        others = [name for name, file in files.items() if key in file]
-        if others and not any(key in file for file in counting):
+        others = [name for name, file in files.items() if _has(file, key)]
+        if others and not any(_has(file, key) for file in counting):
             raise ConfigError(
                 f"algo.source.{key}: source={choice}, which counts here, has no such key; it is one of source={', '.join(others)}"
             )
+
+
+def _has(file: Any, key: str) -> bool:
+    """Whether it has `hp.gamma`, or an `hp` that may hold whatever."""
+    for name in key.split("."):
+        if not isinstance(file, DictConfig):
+            return True
+        if name not in file:
+            return False
+        file = OmegaConf.select(file, name)
+    return True
 
 
 def with_memory(node: dict[str, Any]) -> dict[str, Any]:

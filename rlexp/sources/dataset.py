@@ -173,7 +173,8 @@ def _length(config: Config, num_shards: int) -> int:
         )
     if config.num_updates not in (None, 1):
         raise ConfigError(
-            f"algo.num_updates: {config.num_updates} is not allowed with source=dataset, which has one batch an update; expected 1"
+            f"algo.num_updates or algo.source.num_updates: {config.num_updates} is not allowed with source=dataset, which has one "
+            "batch an update; expected 1"
         )
     if config.batch_size % num_shards:
         fits = max(num_shards, config.batch_size // num_shards * num_shards)

@@ -80,7 +80,7 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["--config-dir=" + "x" * 256]), ["File name too long"]),
     (Line(["-m", "hydra.sweeper.max_batch_size=-1"]), ["hydra.sweeper.max_batch_size", "-1"]),
     (Line(["-m", "hydra.sweeper.max_batch_size=two"]), ["hydra.sweeper.max_batch_size=two", "to Integer"]),
-    (Line(["env=gymnasium"]), ["env.id", "issing"]),
+    (Line(["env=gymnasium"]), ["env.id", "no value", "gymnasium/cartpole"]),
     (Line(["launcher=slurm", "launcher.sbatch=[1]"]), ["override launcher.sbatch=[1]: ", "ListConfig"]),
     (Line(["-m", "launcher=slurm"]), ["launcher"]),
     (Line(["-m", "launcher=slurm", "hydra.sweep.dir=."]), ["launcher"]),
@@ -91,7 +91,7 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["-m", "resume=x"]), ["resume", "'x'", "-m"]),
     (Line(["~algo.module"]), ["algo", "module"]),
     (Line(["algo.module=null"]), ["algo", "module"]),
-    (Line(["~algo"]), ["algo", "module"]),
+    (Line(["~algo"]), ["~algo", "algo=NAME"]),
     *[(Line([f"{group}=null"]), [f"{group}: null", "choice"]) for group in sorted(compose._groups())],
     *[(Line([blank]), ["cannot be read as key=value"]) for blank in ("\u2028", "\n", "\x85")],  # ends of lines, to some
     (Line(["env=3"]), ["env: 3", "gymnax/cartpole"]),

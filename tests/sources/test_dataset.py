@@ -261,7 +261,10 @@ BUILT = [
     ("algo=bc source=replay", r"algo\.source: bc learns from recorded data, and rlexp\.sources\.replay gives samples"),
     ("algo=bc algo.source.batch_size=6 shards=4", r"algo\.source\.batch_size: 6 cannot .*the nearest that fits is 4"),
     ("algo=pqn source=dataset", r"algo\.source: pqn learns from what was just played, .* gives recorded data"),
-    ("algo=dqn source=dataset", r"algo\.num_updates: 12 is not allowed with source=dataset"),
+    (
+        "algo=dqn source=dataset",
+        r"algo\.num_updates or algo\.source\.num_updates: 12 is not allowed with source=dataset",
+    ),
 ]
 
 

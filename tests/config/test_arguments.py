@@ -1,0 +1,81 @@
+"""Words of a command line that are malformed: told with the word in it, and not in the words of Hydra's grammar."""
+
+import os
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlexp import compose
+from rlexp.config import Config, ConfigError, parse
+from rlexp.overrides import override_group
+
+HYDRAS = re.compile(
+    r"NoViableAlt|mismatched|extraneous|viable|expecting \{|defaults list|multirun|in struct|append to your|andatory|"
+    r"Config group override|force-add|Config\(|See https|override \+\+|\n"
+)
+
+
+def told(*words: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse(compose.compose_node(words)[0], Config)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("algo.hp.lr=1e-3,2e-3", "algo.hp.lr=1e-3,2e-3: several values are a sweep, which -m makes; "),
+        ("~algo", "~algo: a run has one; expected algo=NAME for another: apg, "),
+        ("~source", "~source: a run has one; "),
+        ("=3", "=3: there is no key in it; "),
+        ("env@env=gymnax/pendulum", "env@env=gymnax/pendulum: that is where it is; expected env=gymnax/pendulum"),
+        ("env=wrapped env@env.iner=gymnax/catch", "env@env.iner=gymnax/catch: no env is chosen at env.iner; did you mean "),
+        ("+algo=dqn", "+algo=dqn: one is chosen already, and this takes its place; expected algo=dqn"),
+        ("~algo.hp.lrr", '~algo.hp.lrr: there is no such key; did you mean "algo.hp.lr"?'),
+        ("hydra.sweep.dirr=a", 'hydra.sweep.dirr=a: Hydra has no such key; did you mean "hydra.sweep.dir"?'),
+        ("hydra/launcher=nope", "hydra/launcher=nope: there is no such option. Allowed: basic, rlexp"),
+        ("algo.hp.lr=interval(1)", "algo.hp.lr=interval(1): this cannot be read as key=value (TypeError while evaluating "),
+        ("env=craftax env.foo=1", "env.id: it has no value; expected env.id=…, or env= one of craftax/classic, craftax/full"),
+        ("env=wrapped env@env.inner=craftax", "env.inner.id: it has no value; expected env.inner.id=…, or env@env.inner= "),
+        ("algo.source.hp.gamma=1", "algo.source.hp.gamma: source=rollout, which counts here, has no such key; it is one of"),
+    ],
+)  # fmt: skip
+def test_a_word(words, line):
+    assert told(*words.split()).startswith(line)
+
+
+SOUND = (
+    "algo=dqn",
+    "algo.hp.lr=1e-3",
+    "env=gymnax/pendulum",
+    "env@env=[gymnax/catch]",
+    "network.hidden=[64,64]",
+    "logger.wandb.name='a b'",
+    "hydra.run.dir=here",
+    "seed=${eval.num_episodes}",
+    "~between",
+    "+seed=3",
+)
+
+
+@st.composite
+def odd_words(draw: st.DrawFn) -> str:
+    """A sound one with a sign or two that are too many, too few, or others."""
+    word = draw(st.sampled_from(SOUND))
+    for _ in range(draw(st.integers(1, 2))):
+        place, sign = draw(st.integers(0, len(word))), draw(st.sampled_from([*"=+~@./,:;'\"[]{}()$\\# a3", ""]))
+        word = word[:place] + sign + word[place + draw(st.integers(0, 1)) :]
+    return word
+
+
+@settings(max_examples=int(os.environ.get("RLEXP_WORDS", "60")))
+@given(odd_words())
+def test_any_word(word):
+    try:
+        parse(compose.compose_node([word])[0], Config)
+    except ConfigError as error:
+        line = str(error)
+        assert HYDRAS.search(line) is None, line
+        assert word.strip() in line or re.split(r"[./]", override_group(word).strip())[0] in line
