@@ -51,4 +51,4 @@ def _task(config: Config) -> Any:
     known("brax", config.id, set(vars(brax)["_envs"]) - {"fast"})  # fast is for brax's own tests
     # MuJoCo, which reads the models, would write its warnings into a file where the user stands.
     imported("mujoco", extra="brax").set_mju_user_warning(lambda text: None)
-    return made(config.id, lambda: brax.get_environment(config.id, **config.kwargs))
+    return made(config.id, lambda: brax.get_environment(config.id, **config.kwargs), config.kwargs)

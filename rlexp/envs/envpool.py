@@ -23,7 +23,7 @@ import numpy as np
 from rlexp.config import ConfigError, Count, Host, nearest, schema
 from rlexp.envs.gymnasium import Actions, Observations, Struct, read_actions, read_observations, structs
 from rlexp.envs.host import HostEnv, Opened
-from rlexp.envs.imports import reason, unimported
+from rlexp.envs.imports import at_fault, reason, unimported
 from rlexp.types import EnvSpec, TimeStep
 
 
@@ -181,7 +181,8 @@ def _made(config: Config, seeds: list[int]) -> Any:
             _ = pool.observation_space, pool.action_space  # made when first looked at: here nobody hears its warnings
             return pool
         except Exception as error:
-            raise ConfigError(f"env.kwargs: {config.id} cannot be made ({reason(error)})") from error
+            key = at_fault(error, config.kwargs)
+            raise ConfigError(f"{key}: {config.id} cannot be made ({reason(error)})") from error
 
 
 def _channels_last(observations: Observations) -> Observations:

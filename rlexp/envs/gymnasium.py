@@ -28,7 +28,7 @@ import numpy as np
 from rlexp.config import ConfigError, Count, Host, nearest, schema
 from rlexp.envs import cloning, signals
 from rlexp.envs.host import HostEnv, Opened
-from rlexp.envs.imports import reason, unimported
+from rlexp.envs.imports import at_fault, reason, unimported
 from rlexp.envs.spaces import action_of
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
 
@@ -223,7 +223,8 @@ def _made(config: Config, **more: Any) -> Any:
                 f'env.id: Gymnasium has no "{config.id}"{_hint(config.id, gymnasium.registry)}'
             ) from error
         except (Exception, SystemExit) as error:  # the code of an environment may raise anything
-            raise ConfigError(f"env.id: {config.id} cannot be made ({reason(error)})") from error
+            key = at_fault(error, config.kwargs)
+            raise ConfigError(f"{key}: {config.id} cannot be made ({reason(error)})") from error
 
 
 def _hint(name: str, registry: Any) -> str:

@@ -1,7 +1,9 @@
 """What is said of a suite's package that cannot be imported. No JAX: environments of the host are opened without it."""
 
 import importlib.metadata
+import re
 import sys
+from collections.abc import Iterable
 
 from rlexp.config import ConfigError
 
@@ -22,3 +24,9 @@ def reason(error: BaseException) -> str:
     """In one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else 'no reason given'}"
+
+
+def at_fault(error: BaseException, kwargs: Iterable[str]) -> str:
+    """The key that an environment cannot be made with: that of the argument which the error names, or its id."""
+    named = [name for name in kwargs if re.search(rf"\b{re.escape(name)}\b", str(error))]
+    return f"env.kwargs.{named[0]}" if named else "env.id"

@@ -105,7 +105,7 @@ def _game(name: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> t
 
     def make(**limit: int) -> Any:
         try:
-            return made(name, lambda: jumanji.make(name, **kwargs, **limit))
+            return made(name, lambda: jumanji.make(name, **kwargs, **limit), kwargs)
         except ConfigError as error:
             if name.startswith("Sokoban"):
                 raise ConfigError(f"env.id: {name} could not get its levels, which it downloads ({error})") from error

@@ -70,7 +70,7 @@ def _task(config: Config) -> tuple[Any, int]:
     overrides = {"impl": "jax", **config.kwargs}
 
     def load() -> Any:
-        return made(config.id, lambda: registry.load(config.id, config_overrides=overrides))
+        return made(config.id, lambda: registry.load(config.id, config_overrides=overrides), config.kwargs)
 
     task = load() if config.id in suite.ALL_ENVS else _with_models(config.id, load)
     with foreign():

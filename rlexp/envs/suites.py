@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from rlexp.config import ConfigError, Resets, nearest
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
-from rlexp.envs.imports import reason, unimported
+from rlexp.envs.imports import at_fault, reason, unimported
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
 
 T = TypeVar("T")
@@ -83,19 +83,23 @@ def known(suite: str, name: str, names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def refused(name: str, *, key: str = "env.id") -> Iterator[None]:
-    """Whatever is raised within becomes a ConfigError of one line: the code of a suite may raise anything."""
+def refused(name: str, *, key: str | None = None, kwargs: Iterable[str] = ()) -> Iterator[None]:
+    """Whatever is raised within becomes a ConfigError of one line: the code of a suite may raise anything.
+
+    Args:
+      key: what it is about; by default env.id, or the one of env.kwargs that it names.
+    """
     try:
         yield
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key}: {name} cannot be made ({reason(error)})") from error
+        raise ConfigError(f"{key or at_fault(error, kwargs)}: {name} cannot be made ({reason(error)})") from error
 
 
-def made(name: str, make: Callable[[], Any]) -> Any:
+def made(name: str, make: Callable[[], Any], kwargs: Iterable[str] = ()) -> Any:
     """What `make` gives. Raises ConfigError for whatever it raises."""
-    with foreign(), refused(name):
+    with foreign(), refused(name, kwargs=kwargs):
         return make()
 
 

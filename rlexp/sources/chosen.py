@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlexp.config import ConfigError
+from rlexp.config import ConfigError, load_module, parse
 from rlexp.overrides import override_key
 
 
@@ -85,6 +85,29 @@ def _has(file: Any, key: str) -> bool:
             return False
         file = OmegaConf.select(file, name)
     return True
+
+
+def check_world(node: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raises ConfigError for an `env.inner.params.NAME` that nothing reads, since the task is made of terms."""
+    path, env = "env", node.get("env")
+    while isinstance(env, Mapping) and isinstance(inner := env.get("inner"), Mapping):
+        start = f"{path}.inner.params."
+        asked = [key.removeprefix(start) for key in map(override_key, overrides) if key.startswith(start)]
+        if asked and env.get("module") == "rlexp.envs.managers.managed":
+            module = load_module(inner.get("module"), f"{path}.inner")
+            reads = (
+                module.world(parse(inner, module.Config, f"{path}.inner")[0]).params
+                if "world" in vars(module)
+                else asked
+            )
+            for name in (name for name in asked if name not in reads):
+                terms = env.get("rewards") if isinstance(env.get("rewards"), list) else []
+                paid = [i for i, term in enumerate(terms) if isinstance(term, Mapping) and term.get("function") == name]
+                hint = (
+                    f"; expected {path}.rewards.{paid[0]}.weight" if paid else f". Allowed: {', '.join(sorted(reads))}"
+                )
+                raise ConfigError(f"{start}{name}: nothing reads it, since env=managed has rewards of its own{hint}")
+        path, env = f"{path}.inner", inner
 
 
 def with_memory(node: dict[str, Any]) -> dict[str, Any]:

@@ -34,18 +34,32 @@ class Parameter:
 
 
 def written(space: Space) -> list[dict[str, Any]]:
-    """A space in the form of `Config.space`. Raises ConfigError for choices that are no numbers."""
+    """A space in the form of `Config.space`. Raises ConfigError for choices that are no numbers, and for bounds or a step that
+    float32, in which programs have them, does not hold."""
     return [_written(key, parameter) for key, parameter in space.items()]
 
 
 def _written(key: str, parameter: Interval | Choices) -> dict[str, Any]:
     if isinstance(parameter, Interval):
+        _check_in_float32(key, parameter)
         return {"key": key, **parameter._asdict(), "choices": None}
     try:
         choices = [float(value) for value in parameter.values]
     except ValueError as error:
         raise ConfigError(f"sweeper.space.{key}.choices: {error}; expected numbers") from error
     return {"key": key, "low": None, "high": None, "log": False, "step": None, "whole": False, "choices": choices}
+
+
+def _check_in_float32(key: str, given: Interval) -> None:
+    low, high = float(given.low), float(given.high)
+    if not low <= _within(low, high, low) <= high:
+        raise ConfigError(f"sweeper.space.{key}: no number that float32 holds is from low {low!r} to high {high!r}")
+    apart = float(np.spacing(np.float32(max(abs(low), abs(high)))))
+    if (step := given.step or (1.0 if given.whole else None)) is not None and step < apart:
+        raise ConfigError(
+            f"sweeper.space.{key}: low {low!r} to high {high!r} in steps of {step!r} is not allowed; expected steps of at least "
+            f"{apart!r}, which float32 tells apart there"
+        )
 
 
 def parameters_of(space: Sequence[Mapping[str, Any]]) -> list[Parameter]:

@@ -39,11 +39,17 @@ def told(*words: str) -> str:
         ("algo.hp.lr=interval(1)", "algo.hp.lr=interval(1): this cannot be read as key=value (TypeError while evaluating "),
         ("env=craftax env.foo=1", "env.id: it has no value; expected env.id=…, or env= one of craftax/classic, craftax/full"),
         ("env=wrapped env@env.inner=craftax", "env.inner.id: it has no value; expected env.inner.id=…, or env@env.inner= "),
+        ("env=managed env.inner.params.progress=0.5", "env.inner.params.progress: nothing reads it, since env=managed has "),
         ("algo.source.hp.gamma=1", "algo.source.hp.gamma: source=rollout, which counts here, has no such key; it is one of"),
     ],
 )  # fmt: skip
 def test_a_word(words, line):
     assert told(*words.split()).startswith(line)
+
+
+def test_what_a_world_reads_of_its_own_is_taken():
+    node, _ = compose.compose_node(["env=managed", "env.inner.params.density=0.25"])
+    assert node["env"]["inner"]["params"]["density"] == 0.25
 
 
 SOUND = (

@@ -118,7 +118,7 @@ def test_it_trains(tmp_path):
     ("given", "said"),
     [
         (config("CartPol-v1"), r'env\.id: EnvPool has no "CartPol-v1"; did you mean "CartPole-v1"'),
-        (config(no_such_thing=1), r"env\.kwargs: CartPole-v1 cannot be made \("),
+        (config(no_such_thing=1), r"^env\.kwargs\.no_such_thing: CartPole-v1 cannot be made \("),
     ],
 )
 def test_what_cannot_be_made_is_told_in_one_line(given, said):

@@ -229,7 +229,7 @@ def test_what_cannot_be_learned_from(toy):
         toy(spaces.Dict(a=spaces.Box(0, 1, (0,)), b=spaces.Discrete(2)))
     with pytest.raises(ConfigError, match=r"env\.id: Toy-v0: the action has no entries: shape \[3, 0\]"):
         toy(actions=spaces.Box(0, 1, (3, 0)))
-    with pytest.raises(ConfigError, match=r"env\.id: CartPole-v1 cannot be made \(TypeError: .*'foo'"):
+    with pytest.raises(ConfigError, match=r"^env\.kwargs\.foo: CartPole-v1 cannot be made \(TypeError: .*'foo'"):
         adapter.make(config(foo=1))
 
 

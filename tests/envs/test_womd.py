@@ -377,6 +377,8 @@ def test_processes_that_share_the_reading_all_have_what_one_reads(processes, mon
         ({"max_episode_steps": 81}, r"^env\.max_episode_steps: 81 is not allowed; expected at most 80$"),
         ({"objects": 128}, r"^env\.objects: 128 is not allowed; expected at most 127$"),
         ({"observed_cars": 33}, r"^env\.observed_cars: 33 is not allowed; expected at most 32$"),
+        ({"edges": 30_001}, r"^env\.edges: 30001 is not allowed; expected at most 30000$"),
+        ({"lanes": 10**9}, r"^env\.lanes: 1000000000 is not allowed; expected at most 30000$"),
         ({"lanes": 3}, r"^env\.lanes: 3 is not allowed; expected at least 16"),
     ],
 )

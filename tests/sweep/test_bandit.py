@@ -6,7 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rlexp.config import ConfigError
 from rlexp.sweep import bandit
 from rlexp.sweep.lineage import GENERATION, PARENT
 from rlexp.sweep.parameters import at, name_of, parameters_of, unit, written
@@ -191,3 +194,21 @@ def test_what_luck_explains_is_not_put_down_to_settings():
     assert first([[g, 0.0, change, x] for g, _, change, x in rows]) < 0.3
     flat = [[g, b, change + 0.1 * math.sin(3 * unit(p, x)), x] for g, b, change, x in rows]
     assert first(flat) > 0.3
+
+
+@given(
+    low=st.floats(1e-30, 1e30),
+    width=st.floats(1e-12, 1e-5),
+    step=st.sampled_from([None, 0.25, 1.0]),
+    place=st.floats(0, 1),
+)
+def test_bounds_that_float32_does_not_hold_are_refused(low, width, step, place):
+    """What is taken has a value within its bounds wherever one looks, and steps that can be told apart."""
+    bounds = Interval(low, low * (1 + width) + 3 * (step or 0), False, step, False)
+    try:
+        (p,) = parameters_of(written({LR: bounds}))
+    except ConfigError:
+        return
+    assert bounds.low <= at(p, place) <= bounds.high
+    if step:
+        assert at(p, 0.0) != at(p, 1.0)

@@ -16,6 +16,7 @@ from rlexp.config import ConfigError, nearest
 from rlexp.envs.womd import example, tfrecord
 
 OBJECTS, LIGHTS = 128, 16
+POINTS = 30_000  # of the map, at most
 SPANS = {"past": 10, "current": 1, "future": 80}  # steps
 STEPS, CURRENT = sum(SPANS.values()), SPANS["past"]
 FREEWAY, STREET, EDGES, STOP_SIGN = 1, 2, (15, 16), 17  # of roadgraph_samples/type, those that are used here

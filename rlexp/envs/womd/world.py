@@ -48,9 +48,9 @@ class Config:
     objects: Count
     """Of a record's 128 the so many that come nearest to the recorded car."""
     edges: Count
-    """Points of edges of the road that are kept, those nearest to the route."""
+    """Points of edges of the road that are kept, those nearest to the route; at most the 30,000 that a record has of the map."""
     lanes: Count
-    """Points of lanes that are kept, about one every 4 m, those nearest to the route."""
+    """Points of lanes that are kept, about one every 4 m, those nearest to the route; at most 30,000."""
     params: Weights
 
 
@@ -90,6 +90,7 @@ def make(config: Config, *, shared: Scene | None = None) -> Env:
       ConfigError: nothing is there, a record cannot be read, or numbers do not fit.
     """
     most = {"observed_cars": config.objects, "objects": features.OBJECTS - 1, "max_episode_steps": NUM_STEPS - 1}
+    most |= {"edges": features.POINTS, "lanes": features.POINTS}
     for name, limit in most.items():
         if getattr(config, name) > limit:
             raise ConfigError(f"env.{name}: {getattr(config, name)} is not allowed; expected at most {limit}")
