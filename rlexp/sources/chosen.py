@@ -101,7 +101,7 @@ def check_world(node: Mapping[str, Any], overrides: Sequence[str]) -> None:
                 else asked
             )
             for name in (name for name in asked if name not in reads):
-                terms = env.get("rewards") if isinstance(env.get("rewards"), list) else []
+                terms = given if isinstance(given := env.get("rewards"), list) else []
                 paid = [i for i, term in enumerate(terms) if isinstance(term, Mapping) and term.get("function") == name]
                 hint = (
                     f"; expected {path}.rewards.{paid[0]}.weight" if paid else f". Allowed: {', '.join(sorted(reads))}"

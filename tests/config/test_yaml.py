@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import inspect
 import os
 import sys
@@ -97,10 +98,16 @@ LISTS = (
 )  # of env=managed
 
 
+@functools.cache
+def composed(*overrides: str) -> dict[str, Any]:
+    """Once: recipes are built, and looked at."""
+    return compose.compose_node([*overrides, "compilation_cache=null"])[0]
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_builds(option):
     needs = NEEDS.get(option, ["env=managed"] if option.partition("=")[0] in LISTS else [])
-    node, _ = compose.compose_node([option, *needs, "compilation_cache=null"])
+    node = copy.deepcopy(composed(option, *needs))
     config, modules = parse(node)
     assert modules["algo"].startswith("rlexp.algos")
     # Environments have tests of their own, and so have the lists of terms.
@@ -112,7 +119,7 @@ def test_every_option_builds(option):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_what_they_were(name):
     """A recipe is a promise: changing a default must not change it unseen. `UPDATE_GOLDEN=1` writes the file anew."""
-    node, _ = compose.compose_node([f"experiment={name}", "compilation_cache=null"])
+    node = composed(f"experiment={name}")
     node = {k: v for k, v in node.items() if k in ("total_env_steps", "algo", "env", "network", "eval", "precision")}
     golden = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
