@@ -24,6 +24,7 @@ from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.rewards import normalised_rewards
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks import normaliser as observation_normaliser
+from rlexp.ops.scan import scan
 from rlexp.ops.vtrace import vtrace
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
@@ -198,9 +199,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             )
             # For all minibatches at once, so that the devices meet once an epoch for it, and not once a gradient step.
             count = jnp.sum(shuffled[0].weight, axis=(1, 2))
-            return jax.lax.scan(gradient_step, state, (shuffled, count))
+            return scan(gradient_step, state, (shuffled, count))
 
-        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
+        learnt, metrics = scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
             learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))

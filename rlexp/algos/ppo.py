@@ -25,6 +25,7 @@ from rlexp.networks import normaliser as observation_normaliser
 from rlexp.ops import weighted
 from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
+from rlexp.ops.scan import scan
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
 LEARNS_FROM = common.PLAYED
@@ -256,9 +257,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             count = jnp.sum(shuffled.weight, axis=tuple(range(1, shuffled.weight.ndim)))
             if config.normalize_advantages:
                 shuffled = shuffled._replace(advantage=weighted.normalised(shuffled.advantage, shuffled.weight, count))
-            return jax.lax.scan(gradient_step, state, ((shuffled, memory), count))
+            return scan(gradient_step, state, ((shuffled, memory), count))
 
-        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
+        learnt, metrics = scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
         metrics["loss/explained_variance"] = common.single(weighted.explained_variance(value[:-1], target, weight))
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics

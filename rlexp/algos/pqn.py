@@ -26,6 +26,7 @@ from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import MemoryTorso, net
 from rlexp.networks.heads import head_on
 from rlexp.ops.returns import lambda_returns
+from rlexp.ops.scan import scan
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
 LEARNS_FROM = common.PLAYED
@@ -200,9 +201,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             shuffled = common.deal(
                 epoch_key, rows, batch.memory, whole=remembers, num_shards=num_shards, num_minibatches=num_minibatches
             )
-            return jax.lax.scan(gradient_step, state, shuffled)
+            return scan(gradient_step, state, shuffled)
 
-        learnt, metrics = jax.lax.scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
+        learnt, metrics = scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics) | {"loss/epsilon": common.single(epsilon_of(state))}
         if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
             learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))

@@ -10,6 +10,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Host, schema
 from rlexp.envs.base import Env, batched
 from rlexp.ops import slopes
+from rlexp.ops.scan import scan
 from rlexp.sources.base import Source, no_feedback
 from rlexp.types import AGENT_STEPS, Batch, Continuous, EnvSpec, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
 
@@ -84,7 +85,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         key, act_key = jax.random.split(data.key)
         memory = jax.tree.map(lambda x: x[None], data.carry)
         keys = jax.random.split(act_key, num_steps)
-        data, (rows, metrics) = jax.lax.scan(lambda d, k: step(d, policy, k), data._replace(key=key), keys)
+        data, (rows, metrics) = scan(lambda d, k: step(d, policy, k), data._replace(key=key), keys)
         final = data.timestep
         pad = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), rows)  # row T supplies obs and first only
         pad = pad._replace(obs=jax.tree.map(lambda x: x[None], final.obs), first=final.first[None])

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
+from rlexp.ops.scan import scan
 from rlexp.sources.base import HostSource, Source, no_feedback
 from rlexp.training.evaluate import Episodes
 from rlexp.types import Batch, Key, Metrics, PyTree, Settings, Update
@@ -111,7 +112,7 @@ def refill_key(seed: Any, update: Any) -> Key:
 def learn_from(experiment: Experiment, state: PyTree, batch: Batch) -> tuple[PyTree, Update]:
     """All U updates of a batch: (state, what each of them reports)."""
     with jax.named_scope("update"):
-        return jax.lax.scan(experiment.algorithm.update, state, batch)
+        return scan(experiment.algorithm.update, state, batch)
 
 
 def hears(experiment: Experiment, source: Source | HostSource, updates: Update) -> bool:
