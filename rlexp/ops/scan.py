@@ -1,4 +1,4 @@
-"""`scan`, which keeps what it stacks together."""
+"""`scan`, which writes what a step gives in few pieces."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,30 +9,61 @@ import jax.numpy as jnp
 
 from rlexp.types import PyTree
 
+_MAX_WORDS = 8  # of a row, for it to be written with others: more of them are worth a piece of their own
+
 
 def scan(f: Callable[[Any, Any], tuple[Any, PyTree]], init: Any, xs: PyTree = None, length: int | None = None) -> Any:
-    """`jax.lax.scan`, to the bit, whose scalar outputs are written as one vector of each type.
+    """`jax.lax.scan`, to the bit, which writes outputs that are scalars, or rows of few words, together.
 
-    A step has a dozen numbers to log. On a GPU each of them would be a copy of its own into its array, between the kernels that a
-    step consists of and that are started together but for those copies.
+    A step has a dozen numbers to log and half a dozen rows to keep. On a GPU each of them would be a copy of its own into its array,
+    between the kernels of a step, which are started together but for such copies.
     """
     kept: list[Any] = []  # how to take them apart, which is known once f was traced
 
     def packed(carry: Any, x: Any) -> tuple[Any, list[jax.Array]]:
         carry, out = f(carry, x)
         leaves, tree = jax.tree.flatten(out)
+        like = [jax.typeof(leaf) for leaf in leaves]
         groups = defaultdict[Any, list[int]](list)
-        for i, leaf in enumerate(leaves):
-            alone = jnp.ndim(leaf) > 0 or jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended)
-            groups[i if alone else jnp.result_type(leaf)].append(i)
-        kept[:] = [tree, list(groups.values())]
+        for i, leaf in enumerate(like):
+            groups[_group(leaf) or i].append(i)
+        kept[:] = [tree, like, list(groups.values())]
         return carry, [
-            leaves[group[0]] if len(group) == 1 else jnp.stack([leaves[i] for i in group]) for group in groups.values()
+            leaves[group[0]] if len(group) == 1 else jnp.concatenate([_words(leaves[i]) for i in group])
+            for group in groups.values()
         ]
 
     carry, columns = jax.lax.scan(packed, init, xs, length)
-    tree, groups = kept
-    leaves = {}
+    tree, like, groups = kept
+    leaves: dict[int, Any] = {}
     for group, column in zip(groups, columns, strict=True):
-        leaves |= {group[0]: column} if len(group) == 1 else {i: column[:, k] for k, i in enumerate(group)}
-    return carry, jax.tree.unflatten(tree, [leaves[i] for i in range(len(leaves))])
+        if len(group) == 1:
+            leaves[group[0]] = column
+            continue
+        begin = 0
+        for i in group:
+            end = begin + (like[i].size // (like[i].shape[0] if like[i].shape else 1))
+            leaves[i] = _as(column[:, begin:end], like[i])
+            begin = end
+    return carry, jax.tree.unflatten(tree, [leaves[i] for i in range(len(like))])
+
+
+def _group(leaf: Any) -> Any:
+    """Outputs of one are written together: rows of as many. None for one that is written alone."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or (leaf.dtype != bool and leaf.dtype.itemsize != 4):
+        return None
+    if leaf.ndim > 2 or (leaf.ndim == 2 and leaf.shape[1] > _MAX_WORDS):
+        return None
+    return ("rows", leaf.shape[0]) if leaf.ndim else "scalars"
+
+
+def _words(leaf: jax.Array) -> jax.Array:
+    """[], [B] or [B, n] -> uint32 [1], [1, B] or [n, B]."""
+    x = leaf.astype(jnp.uint32) if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    return x.T if x.ndim == 2 else x[None]
+
+
+def _as(words: jax.Array, like: Any) -> jax.Array:
+    """uint32 [T, n] or [T, n, B] -> [T], [T, B] or [T, B, n]."""
+    x = words.swapaxes(1, 2) if like.ndim == 2 else words[:, 0]
+    return x.astype(bool) if like.dtype == bool else jax.lax.bitcast_convert_type(x, like.dtype)
