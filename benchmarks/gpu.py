@@ -1,8 +1,8 @@
 """All that needs a GPU, in one command of less than ten minutes: `make bench ARGS=gpu`.
 
-PPO on CartPole beside Rejax and PureJaxRL, with 2,048 environments and with 256; what a step of the rollout
-costs, over the number of environments and the compiler's options; in a file of its own, what runs reach of the plan's bound
-(`benchmarks.roofline`); and whether equal seeds, kill -9 with resume, and saves made while training goes on are exact there.
+PPO on CartPole beside Rejax and PureJaxRL, with 2,048 environments and with 256; whether equal seeds, kill -9
+with resume, and saves made while training goes on are exact there; what a step of the rollout costs, over the number of
+environments and the compiler's options; and, in a file of its own, what runs reach of the plan's bound (`benchmarks.roofline`).
 """
 
 import json
@@ -47,31 +47,42 @@ PROBE = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep=
 PUREJAXRL = "https://github.com/luchris429/purejaxrl"
 COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
 QUIET = ["logger=quiet", "checkpoint=off", "eval.every_env_steps=null"]
-EXACT = {  # what is trained twice, and killed and resumed
-    "ppo f32": ["algo=ppo", "precision=f32"],
-    "ppo bf16": ["algo=ppo", "precision=bf16"],
-    "ppo breakout": ["algo=ppo", "env=gymnax/breakout", "network=cnn"],
-    "dqn prioritised": ["algo=dqn", "algo.source.selector=prioritised"],
+
+
+class Exact(NamedTuple):
+    """What is trained twice, and once more to be killed and resumed."""
+
+    overrides: Sequence[str]
+    env_steps: int = 4_000_000
+    every_updates: int = 40  # a checkpoint
+
+
+EXACT = {
+    "ppo f32": Exact(["algo=ppo", "precision=f32"]),
+    "ppo bf16": Exact(["algo=ppo", "precision=bf16"]),
+    "ppo breakout": Exact(["algo=ppo", "env=gymnax/breakout", "network=cnn"]),
+    "dqn prioritised": Exact(["algo=dqn", "algo.source.selector=prioritised"], 400_000, 500),
 }
 COSTS = ["algo=ppo", "env=gymnax/cartpole", "algo.num_steps=128", *QUIET]
 NUM_ENVS = (256, 2048, 16384, 131072)
-ALL_BUFFERS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
 
 
 class Try(NamedTuple):
-    """A way to compile or to draw that the product does not take."""
+    """A way to compile, or to draw, beside the profile's own."""
 
     env: Mapping[str, str] = MappingProxyType({})
     overrides: Sequence[str] = ()
-    unroll: int = 1  # steps of the rollout in a turn of its loop
-    num_envs: Sequence[int] = (2048,)
+    num_envs: Sequence[int] = (256, 2048)
 
 
+OWN = "hardware.compiler_options"
 TRIES = {
     "as it is": Try(num_envs=NUM_ENVS),
-    "no command buffers": Try({"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}),
-    "command buffers over loops": Try({"XLA_FLAGS": f"--xla_gpu_enable_command_buffer={ALL_BUFFERS}"}),
-    "unroll 4": Try(unroll=4),
+    "XLA's own options": Try(overrides=[f"{OWN}={{}}"]),
+    "concurrent kernels alone": Try(overrides=[f"{OWN}={{xla_gpu_command_buffer_scheduling_mode: CONCURRENT}}"]),
+    "two steps a turn alone": Try(overrides=[f"{OWN}={{xla_gpu_enable_while_loop_double_buffering: true}}"]),
+    "graphs of one kernel too": Try(overrides=[f"+{OWN}.xla_gpu_graph_min_graph_size=1"]),
+    "no graphs": Try(overrides=[f"+{OWN}.xla_gpu_enable_command_buffer=''"]),
     "threefry as a kernel": Try({"JAX_THREEFRY_GPU_KERNEL_LOWERING": "1"}),
     "the generator rbg": Try({"JAX_DEFAULT_PRNG_IMPL": "rbg"}),
     "TF32": Try(overrides=["precision.matmul=default"]),
@@ -95,31 +106,32 @@ def measure_on(platform: str, device: str, out: Path, *, rounds: int, quick: boo
 
     def keep() -> None:
         settings = {name: work._asdict() | {"env_steps": work.env_steps} for name, work in sizes.items()}
-        settings |= {"costs": COSTS, "exact": EXACT}
+        settings |= {"costs": COSTS, "exact": {name: what._asdict() for name, what in EXACT.items()}}
         write(out / "gpu.json", settings=settings, samples=samples, results=results, device=device, peers=about)
 
-    for name, work in sizes.items():
-        say(f" {name}")
-        sides = _sides(platform, work, about, quick=quick, say=say)
-        try:
-            with ThreadPoolExecutor(len(sides)) as lanes:  # they start and compile side by side
-                list(lanes.map(lambda side: side[0](rounds), sides.values()))
-            samples[name] = alternate({side: worker[0] for side, worker in sides.items()}, rounds=rounds, say=say)
-        finally:
-            for _, worker in sides.values():
-                worker.close()
-        results[name] = _told(name, samples[name], device)
+    sides = {name: _sides(platform, work, about, quick=quick, say=say) for name, work in sizes.items()}
+    every = [side for of_size in sides.values() for side in of_size.values()]
+    try:
+        with ThreadPoolExecutor(len(every)) as lanes:  # they start and compile side by side
+            list(lanes.map(lambda side: side[0](rounds), every))
+        for name, of_size in sides.items():
+            say(f" {name}")
+            samples[name] = alternate({side: ask for side, (ask, _) in of_size.items()}, rounds=rounds, say=say)
+            results[name] = _told(name, samples[name], device)
+    finally:
+        for _, worker in every:
+            worker.close()
+    keep()
+    say(" exact")
+    results["exact"] = _exact(platform, quick=quick, say=say)
+    rows = [[name, *found] for name, found in results["exact"].items()]
+    print(table(f"Exact on {device}", ["", "leaves", "lines", "twice", "killed, resumed"], rows))
     keep()
     say(" costs of a step")
     results["costs"] = {name: _costs(platform, what, quick=quick, say=say) for name, what in TRIES.items()}
     _told_costs(results["costs"], device)
     keep()
     roofline.measure(out, rounds=rounds, quick=quick, say=say)
-    say(" exact")
-    results["exact"] = _exact(platform, quick=quick, say=say)
-    rows = [[name, *found] for name, found in results["exact"].items()]
-    print(table(f"Exact on {device}", ["", "leaves", "lines", "twice", "killed, resumed"], rows))
-    keep()
 
 
 def _tiny(work: Work) -> Work:
@@ -199,18 +211,19 @@ def _exact(platform: str, *, quick: bool, say: Say) -> dict[str, list]:
     """
     home = BENCH / "runs" / "exact"
     shutil.rmtree(home, ignore_errors=True)
-    steps = 40_960 if quick else 4_000_000
-    common = [f"hardware={platform}", "algo.num_envs=64", f"total_env_steps={steps}", "logger=quiet"]
-    common += [f"eval.every_env_steps={steps // 20}", "checkpoint.every_updates=20", "checkpoint.keep_last=100"]
 
-    def one(item: tuple[str, Sequence[str]]) -> tuple[str, list]:
-        name, own = item
+    def one(item: tuple[str, Exact]) -> tuple[str, list]:
+        name, what = item
+        steps = what.env_steps // 100 if quick else what.env_steps
+        own = [*what.overrides, f"hardware={platform}", "algo.num_envs=64", f"total_env_steps={steps}", "logger=quiet"]
+        own += [f"eval.every_env_steps={steps // 20}", "checkpoint.keep_last=100"]
+        own += [f"checkpoint.every_updates={max(1, what.every_updates // (100 if quick else 1))}"]
         cache = f"compilation_cache={home / name.replace(' ', '-') / 'cache'}"
         places = {side: home / name.replace(" ", "-") / side for side in ("once", "twice", "killed")}
         try:
             for side in ("once", "twice"):
-                _rlexp([*common, *own, cache, f"hydra.run.dir={places[side]}"])
-            _killed([*common, *own, cache, f"hydra.run.dir={places['killed']}"], places["killed"])
+                _rlexp([*own, cache, f"hydra.run.dir={places[side]}"])
+            _killed([*own, cache, f"hydra.run.dir={places['killed']}"], places["killed"])
             _rlexp([f"resume={places['killed']}"])
             found = [saved(place) for place in places.values()]
             lines = [_lines(place) for place in places.values()]
@@ -265,7 +278,7 @@ def _differences(theirs: Any, ours: Any, their_lines: Sequence[dict], our_lines:
 def _costs(platform: str, what: Try, *, quick: bool, say: Say) -> list[Sample]:
     told = [*COSTS, f"hardware={platform}", *what.overrides]
     sizes = [16] if quick else list(what.num_envs)
-    asked = {"do": "costs", "overrides": told, "num_envs": sizes, "unroll": what.unroll}
+    asked = {"do": "costs", "overrides": told, "num_envs": sizes}
     try:
         output, _ = run([sys.executable, "-m", "benchmarks.gpu_run", json.dumps(asked)], timeout_s=300, env=what.env)
     except Failed as error:

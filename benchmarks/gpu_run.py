@@ -25,7 +25,7 @@ def main() -> None:
     if asked["do"] == "train":
         answer(lambda seed: _train(asked["overrides"], seed))
     else:
-        print(json.dumps({"sample": _costs(asked["overrides"], asked["num_envs"], asked["unroll"])}))
+        print(json.dumps({"sample": _costs(asked["overrides"], asked["num_envs"])}))
 
 
 def _train(overrides: list[str], seed: int) -> Sample:
@@ -41,21 +41,16 @@ def _train(overrides: list[str], seed: int) -> Sample:
     }
 
 
-def _costs(overrides: list[str], sizes: list[int], unroll: int) -> list[Sample]:
-    """For each number of environments: seconds of a chunk, and of its halves; what the rollout's loop consists of.
-
-    `unroll`: steps of the rollout that are one turn of its loop, which the product leaves at 1. Medians of calls that take turns.
-    """
+def _costs(overrides: list[str], sizes: list[int]) -> list[Sample]:
+    """For each number of environments: seconds of a chunk, and of its halves; what the rollout's loop consists of. Medians of
+    calls that take turns."""
     import jax
 
     from rlexp import compose, experiment, session
     from rlexp.modes.profile import halves
-    from rlexp.sources import rollout
     from rlexp.training import program
     from rlexp.training.layout import layout_of
 
-    if unroll > 1:
-        rollout.jax = _Unrolled(unroll)
     found = []
     for num_envs in sizes:
         node, _ = compose.compose_node([*overrides, f"algo.num_envs={num_envs}"])
@@ -89,8 +84,8 @@ def _costs(overrides: list[str], sizes: list[int], unroll: int) -> list[Sample]:
         )
         if keep := os.environ.get("KEEP_HLO"):
             Path(keep).mkdir(parents=True, exist_ok=True)
-            (Path(keep) / f"rollout-{num_envs}-{unroll}.txt").write_text(text)
-            (Path(keep) / f"chunk-{num_envs}-{unroll}.txt").write_text(compiled.executable.as_text() or "")
+            (Path(keep) / f"rollout-{num_envs}.txt").write_text(text)
+            (Path(keep) / f"chunk-{num_envs}.txt").write_text(compiled.executable.as_text() or "")
         compiled.close()
     return found
 
@@ -101,22 +96,6 @@ def _timed(f: Any, *args: Any) -> tuple[float, Any]:
     began = time.perf_counter()
     out = jax.block_until_ready(f(*args))
     return time.perf_counter() - began, out
-
-
-class _Unrolled:
-    """`jax`, whose scans of the rollout take several steps a turn."""
-
-    def __init__(self, unroll: int):
-        import jax
-
-        self._jax, self.lax = jax, self
-        self._unroll = unroll
-
-    def scan(self, f: Any, init: Any, xs: Any = None, length: int | None = None) -> Any:
-        return self._jax.lax.scan(f, init, xs, length, unroll=self._unroll)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._jax, name)
 
 
 def _loop(text: str) -> dict[str, int]:

@@ -96,6 +96,8 @@ class Config:
     """The default of algo.num_envs: 4 on one device, 4 times the data axis elsewhere."""
     param_rules: list[ParamRule]
     """First match wins; a parameter without a match is on every device."""
+    compiler_options: Host[dict[str, Any]]
+    """Flags of XLA without their dashes, by which training and evaluation are compiled for these devices."""
     memory_bytes: Bytes | None
     """Main memory of a chip; null where it is that of the machine at hand."""
     rates: Rates
@@ -162,7 +164,18 @@ def make(config: Config, num_members: int = 1) -> Mesh:
             f"{_mismatch(config)}. Ways on: launcher=... to run where they are, hardware.emulate=true for virtual CPU "
             f"devices, {plan} to compile without them"
         )
+    if options := compiler_options(config):
+        try:
+            jax.jit(lambda: 0, compiler_options=options).lower().compile()
+        except jax.errors.JaxRuntimeError as error:
+            told = str(error).partition(": ")[2] or str(error)
+            raise ConfigError(f"hardware.compiler_options: XLA says of {options}: {told}") from error
     return mesh
+
+
+def compiler_options(config: Config) -> dict[str, Any]:
+    """What a program of these devices is compiled with: none of it on virtual ones, which another compiler makes."""
+    return {} if config.emulate else dict(config.compiler_options)
 
 
 def _real(config: Config) -> Mesh | None:

@@ -78,7 +78,8 @@ def plan(lead: Experiment) -> tuple[dict[str, Any], Cost | None, str]:
     """(plan.json, what an update costs a chip, the program's text). Where the compiler itself runs out of memory there is no
     cost and no text, and null stands for what is not known."""
     config = lead.config.hardware
-    layout = Layout(hardware.describe(config), lead.num_shards, 1, tuple(config.param_rules))
+    options = hardware.compiler_options(config)
+    layout = Layout(hardware.describe(config), lead.num_shards, 1, tuple(config.param_rules), options)
     capacity, chips = hardware.memory_bytes(config), layout.mesh.size
     began = time.perf_counter()
     try:

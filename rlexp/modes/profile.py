@@ -110,8 +110,11 @@ def halves(lead: Experiment, layout: Layout, traced: Traced) -> tuple[Any, Any]:
     def learn_all(run: Run, batch: Batch, shared: Shared) -> Any:
         return over_members(layout, lambda r, b: learn_once(lead, layout, r, b, shared))(run, batch)
 
-    rollout = jax.jit(collect_all, donate_argnums=1, out_shardings=(shardings.data, None, None))
-    return rollout, jax.jit(learn_all, donate_argnums=0, out_shardings=(shardings, None))
+    options = dict(layout.compiler_options)
+    rollout = jax.jit(
+        collect_all, donate_argnums=1, out_shardings=(shardings.data, None, None), compiler_options=options
+    )
+    return rollout, jax.jit(learn_all, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
 
 
 def _clocks(

@@ -15,7 +15,7 @@ _MAX_WORDS = 8  # of a row, for it to be written with others: more of them are w
 def scan(f: Callable[[Any, Any], tuple[Any, PyTree]], init: Any, xs: PyTree = None, length: int | None = None) -> Any:
     """`jax.lax.scan`, to the bit, which writes outputs that are scalars, or rows of few words, together.
 
-    A step has a dozen numbers to log and half a dozen rows to keep. On a GPU each of them would be a copy of its own into its array,
+    A step has a dozen numbers to log and half a dozen rows to keep. On a GPU each of them would be a copy into an array of its own,
     between the kernels of a step, which are started together but for such copies.
     """
     kept: list[Any] = []  # how to take them apart, which is known once f was traced

@@ -5,7 +5,8 @@ source works shard by shard (`collect`); the update sees the global batch, and t
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,7 @@ class Layout(NamedTuple):
     num_shards: int  # logical shards of the environments
     num_members: int
     param_rules: Sequence[ParamRule]
+    compiler_options: Mapping[str, Any] = MappingProxyType({})  # of what trains and evaluates
 
     @property
     def members_on_data(self) -> bool:
@@ -55,7 +57,8 @@ def layout_of(members: Sequence[Experiment]) -> Layout:
     """The mesh of the hardware profile, with a pack on it. Raises ConfigError where the devices are not there."""
     lead = members[0]
     mesh = hardware.make(lead.config.hardware, len(members))
-    return Layout(mesh, lead.num_shards, len(members), tuple(lead.config.hardware.param_rules))
+    options = hardware.compiler_options(lead.config.hardware)
+    return Layout(mesh, lead.num_shards, len(members), tuple(lead.config.hardware.param_rules), options)
 
 
 def over_members(layout: Layout, f: Callable) -> Callable:

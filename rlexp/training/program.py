@@ -135,7 +135,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         return jax.device_put(lead.shared, layout.replicated)
 
     def lower_chunk() -> jax.stages.Lowered:
-        chunk = jax.jit(chunk_all, donate_argnums=0, out_shardings=(shardings, per_member))
+        chunk = jax.jit(
+            chunk_all,
+            donate_argnums=0,
+            out_shardings=(shardings, per_member),
+            compiler_options=dict(layout.compiler_options),
+        )
         return chunk.lower(abstract_run, count, abstract_shared)
 
     @functools.cache
