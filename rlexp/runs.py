@@ -27,7 +27,7 @@ class Result(NamedTuple):
 
     dir: Path
     id: str | None  # in its directory and in W&B; None where it never began
-    status: str  # finished, stopped or failed; of what was submitted, or is a sweep's job, also pending
+    status: str  # finished, stopped or failed; of a sweep's job also pending, waiting or pruned, of what was submitted pending
     objective: float | None  # the last eval/return_mean
     summary: dict[str, Any]  # summary.json
     overrides: list[str]

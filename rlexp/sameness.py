@@ -44,6 +44,9 @@ TABLE = {
     "debug": Equal(pack=True, resume=False, job=False),
     "launcher": Equal(pack=False, resume=False, job=False),
     "sweeper": Equal(pack=False, resume=False, job=False),
+    **dict.fromkeys(
+        ("between.seen", "between.passed"), Equal(pack=True, resume=False, job=True)
+    ),  # what is known by then
     "between.bracket": Equal(pack=False, resume=False, job=True),  # of a trial; checkpoints have what it is told
 }
 # Modules have no line of their own: they are compared where what they make shapes the numbers.

@@ -14,7 +14,7 @@ from rlexp.machine.stop import stop_on_signals
 from rlexp.sweep import worker
 from rlexp.sweep.launcher import Launch, LauncherConfig, More, run_packs, unfinished_packs
 from rlexp.sweep.manifest import Manifest
-from rlexp.sweep.packing import Job
+from rlexp.sweep.packing import Job, words
 from rlexp.sweep.supervise import Ended
 from rlexp.sweep.worker import Task
 
@@ -83,8 +83,7 @@ def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manif
     with stop_on_signals() as stop:
         for number, pack in enumerate(packs, 1):
             if stop.reason is None:
-                jobs = f"job {pack[0].number}" if len(pack) == 1 else f"{len(pack)} jobs in one program"
-                print(f"{number} of {len(packs)}: {jobs}", flush=True)
+                print(f"{number} of {len(packs)}: {words(pack)}", flush=True)
                 train(pack, sweep_dir, manifest, stop=stop, programs=programs)
         return stop.reason is not None
 

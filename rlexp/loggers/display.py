@@ -23,7 +23,7 @@ class Progress(NamedTuple):
     begin: Callable[[str], None] = lambda _: None  # what is done from now on, until the next of these or the first row
     end: Callable[[int, str], None] = lambda i, how: (
         None
-    )  # this member is trained no more, and has not failed: finished or pruned
+    )  # this member is trained no more, and has not failed: finished, pruned or waiting
 
 
 class Status(NamedTuple):

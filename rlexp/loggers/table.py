@@ -27,7 +27,7 @@ class _Member:
         self.last: float | None = None  # eval/return_mean
         self.best: float | None = None
         self.train: float | None = None  # train/return_mean
-        self.state = ""  # of one that is trained no more: failed, finished or pruned
+        self.state = ""  # of one that is trained no more: failed, finished, pruned or waiting
 
     def see(self, row: Row) -> None:
         """Takes the member's row of a chunk. One that is trained no more keeps what it had: its numbers mean nothing any more."""

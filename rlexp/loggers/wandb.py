@@ -288,7 +288,7 @@ def _summarise(run: Any, summary: dict[str, Any]) -> None:
 
 def _finish(run: Any, warn: Say) -> None:
     try:
-        run.finish(exit_code=0 if run.summary.get("status") in ("finished", "stopped", "pruned") else 1)
+        run.finish(exit_code=0 if run.summary.get("status") in ("finished", "stopped", "pruned", "waiting") else 1)
     except Exception as error:
         warn(f"W&B: {public(error)}; upload later with: wandb sync {run.settings.sync_dir}")
 

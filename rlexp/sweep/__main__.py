@@ -66,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             if chosen.what == "retry":
                 failed = [job for job in manifest.jobs() if job.status == "failed"]
+                from rlexp.sweep.refilling import try_again  # JAX is imported only now
+
+                try_again(directory, failed)
                 manifest.change([job.number for job in failed], status="pending", error=None)
                 for job in failed:  # with budgets of their own
                     for count in BUDGETS:
@@ -121,7 +124,7 @@ def _cancel(manifest: Manifest, directory: Path) -> int:
             step()
         except ConfigError as error:
             troubles.append(str(error))
-    left = [job.number for job in manifest.jobs() if job.status in ("pending", "running")]
+    left = [job.number for job in manifest.jobs() if job.status in ("pending", "running", "waiting")]
     manifest.change(left, status="stopped")
     _print(manifest)
     if manifest.owner():

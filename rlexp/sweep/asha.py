@@ -1,5 +1,6 @@
-"""`sweeper=asha`: asynchronous successive halving. Trials are drawn at random, train batch by batch, and at each rung only those go
-on that are among the best of all that have come by (`rlexp.sweep.halving`).
+"""`sweeper=asha`: asynchronous successive halving. Trials are drawn at random, and at each rung only those go on that are among the
+best of all that have come by (`rlexp.sweep.halving`). New ones take the places of the others (`rlexp.sweep.refilling`), where all
+are of one program; else they train batch by batch.
 
 What the command line sweeps over (`seed=0,1`, `env=…`) makes searches of their own, which train side by side.
 """
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlexp.config import Count, CountOrZero, Few, Host, Jobs, Steps, schema
+from rlexp.sameness import must
 from rlexp.sources.base import is_host, stepping
 from rlexp.sweep import rungs, traced
 from rlexp.sweep.rungs import Rungs
@@ -25,7 +27,8 @@ class Config:
 
     module: Host[str]
     batch: Host[Count | None]
-    """Trials that train at once, which are compared with each other and with all before; null: launcher.max_pack, or 16."""
+    """Trials that train at once; null: launcher.max_pack, or 16. Where the space changes no program, new ones take the places of
+    those that are pruned; else they train batch by batch."""
     min_steps: Host[Steps | None]
     """Environment steps of the first rung, a multiple of eval.every_env_steps; null: the first evaluation."""
     reduction: Host[Count]
@@ -83,8 +86,10 @@ class Search:
     def __init__(self, config: Config, space: Space, one: Setting, its_rungs: Rungs, number: int):
         self._job, self._rungs, self._number = one.overrides, its_rungs, number
         # Where each trains alone, the next one can be told of the last one.
-        alone = is_host(stepping(one.modules))
-        self._wanted = config.batch or (1 if alone else one.config.launcher.max_pack or _AT_ONCE)
+        alone, launcher = is_host(stepping(one.modules)), one.config.launcher
+        self._wanted = config.batch or (1 if alone else launcher.max_pack or _AT_ONCE)
+        is_pack = not alone and launcher.pack != "off" and self._wanted <= (launcher.max_pack or self._wanted)
+        self._refills = is_pack and not any(must(key).pack for key in space)
         self._draws: Iterator[Trial] = (draw(space, config.seed, number) for number in itertools.count())
         self._batch: list[Trial] = []
         self._done: list[tuple[int, Trial, Result]] = []  # job, parameters, objective
@@ -96,9 +101,11 @@ class Search:
 
     def batch(self) -> list[Trial]:
         """The next jobs: trials of the last batch that were no valid runs are drawn anew."""
-        size = self._rungs.size(min(self._wanted, self.left)) if self.left else 0
+        slots = self._wanted if self._refills and self.left > self._wanted else None
+        wanted = min(self.left, self._rungs.most) if slots else min(self.left, self._wanted)
+        size = self._rungs.size(wanted) if self.left else 0
         self._batch += itertools.islice(self._draws, size - len(self._batch))
-        more = self._rungs.overrides(size)
+        more = self._rungs.overrides(size, slots=slots)
         return [(*self._job, *trial, *own) for trial, own in zip(self._batch, more, strict=True)]
 
     def told(self, results: Sequence[Result]) -> None:

@@ -5,19 +5,24 @@ of whom the job's own overrides tell (`seen`), and the members of its pack. One 
 
 All choices are made on the host, by the returns alone: a killed pack makes the same ones again, on any number of devices and
 wherever it trains. No state is kept but the bracket of each member, which stands in the checkpoint.
+
+With `slots` a pack ends at each rung, where those that train on wait for others that are as far (`rlexp.sweep.refilling`).
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlexp.config import Count, CountOrZero, Flag, Number, Steps, Text, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Steps, Text, schema
 from rlexp.experiment import Experiment
+from rlexp.loggers import jsonl
 from rlexp.sweep import stretches
 from rlexp.training.between import Between, Leave, Moment
 
 BRACKET = "halving/bracket"
+_RETURN = "eval/return_mean"
 
 
 @schema
@@ -41,6 +46,10 @@ class Config:
     """The first rung at which this trial is compared. Members of a pack may differ in it."""
     brackets: list[CountOrZero] | None = None
     """Of all trials of the batch, as an earlier version had it: it is taken, and not read any more."""
+    slots: Count | None = None
+    """How many trials of the batch train at once, of which each pack goes from one rung to the next; null: all, to the end."""
+    passed: CountOrZero = 0
+    """With slots: how many rungs the pack has come by. Whoever trains it sets this, and `seen` with what the batch has shown."""
 
 
 class Seen(NamedTuple):
@@ -51,6 +60,9 @@ class Seen(NamedTuple):
     best: Sequence[float]  # the next ones, from the highest
 
 
+NOBODY = Seen(0, 0, ())
+
+
 def make(config: Config) -> Between:
     """Raises ConfigError, by `check`."""
 
@@ -59,25 +71,39 @@ def make(config: Config) -> Between:
 
     def prune(moment: Moment) -> Mapping[int, Leave]:
         found: dict[int, Leave] = {}
-        for k, rung in enumerate(config.rungs):
-            if not moment.env_steps_before < rung <= moment.env_steps:
-                continue
+        for k, rung in _come_by(config, moment):
             for b in sorted({bracket(moment, i) for i in range(len(moment.returns))}):
                 here = [int(i) for i in np.flatnonzero(np.isfinite(moment.returns)) if bracket(moment, int(i)) == b]
                 if b > k or not here:
                     continue
-                seen = _seen(config, b, k)
+                seen = seen_at(config, b, k)
                 stay = best({i: float(moment.returns[i]) for i in here}, seen, config.reduction, ties=config.ties)
                 why = f"not among the best {_share(config.reduction)} of {seen.number + len(here)} at {rung:,} steps"
                 found |= {i: Leave("pruned", why) for i in here if i not in stay}
         return found
+
+    def pause(moment: Moment) -> Mapping[int, Leave]:
+        waits = Leave("waiting", "for others that come as far")
+        return {int(i): waits for _ in _come_by(config, moment) for i in np.flatnonzero(np.isfinite(moment.returns))}
 
     def begin(configs: Sequence[Any]) -> list[dict[str, float | int]]:
         if len(config.seen) < 2:
             return [{} for _ in configs]
         return [{BRACKET: one.between.bracket} for one in configs]
 
-    return Between(prune=prune, begin=begin, check=lambda experiment, _: _check(config, experiment), narrows=True)
+    return Between(
+        prune=prune,
+        pause=pause if config.slots else None,
+        begin=begin,
+        check=lambda experiment, _: _check(config, experiment),
+        narrows=config.slots is None,
+    )
+
+
+def _come_by(config: Config, moment: Moment) -> list[tuple[int, int]]:
+    """(number, environment steps) of the rungs that a pack comes by with the last update."""
+    ahead = list(enumerate(config.rungs))[config.passed :]
+    return [(k, rung) for k, rung in ahead if moment.env_steps_before < rung <= moment.env_steps]
 
 
 def best(returns: Mapping[int, float], seen: Seen, reduction: int, *, ties: bool) -> set[int]:
@@ -98,11 +124,28 @@ def best(returns: Mapping[int, float], seen: Seen, reduction: int, *, ties: bool
     return found
 
 
-def window(returns: Sequence[float], more: int, reduction: int) -> Seen:
-    """Of all returns at a rung, what it takes to decide over at most `more` others."""
-    ranked = sorted(returns, reverse=True)
-    first = max(0, len(ranked) // reduction - more)
-    return Seen(len(ranked), first, ranked[first : (len(ranked) + more) // reduction + 1])
+def window(returns: Sequence[float], more: int, reduction: int, before: Seen = NOBODY) -> Seen:
+    """Of all returns at a rung, what it takes to decide over at most `more` others.
+
+    Args:
+      before: those of earlier trials, as far as it took to decide over all of these and `more`.
+    """
+    ranked, number = sorted([*before.best, *returns], reverse=True), before.number + len(returns)
+    first = max(0, number // reduction - more - before.above)
+    return Seen(number, before.above + first, ranked[first : (number + more) // reduction + 1 - before.above])
+
+
+def had(run_dir: Path, rungs: Sequence[int]) -> tuple[int, dict[str, float]]:
+    """A run's bracket, and {rung: return} of each that it has come by. One that failed has some of them. Raises ConfigError."""
+    try:
+        rows = [row for row in jsonl.read(run_dir / jsonl.NAME) if row.get(_RETURN) is not None]
+    except ValueError as error:
+        raise ConfigError(f"{error}; without it nothing can be compared") from error
+    found = {}
+    for rung in rungs:
+        if (row := next((row for row in rows if row["env_steps"] >= rung), None)) is not None:
+            found[str(rung)] = float(row[_RETURN])
+    return next((int(row[BRACKET]) for row in rows if BRACKET in row), 0), found
 
 
 def rungs(min_steps: int, reduction: int, total: int) -> list[int]:
@@ -114,10 +157,11 @@ def rungs(min_steps: int, reduction: int, total: int) -> list[int]:
     return found
 
 
-def _seen(config: Config, bracket: int, rung: int) -> Seen:
+def seen_at(config: Config, bracket: int, rung: int) -> Seen:
+    """What a trial knows of those in earlier batches."""
     of_bracket = config.seen[bracket] if bracket < len(config.seen) else []
     if rung >= len(of_bracket):
-        return Seen(0, 0, [])
+        return NOBODY
     number, above, *values = of_bracket[rung]
     return Seen(int(number), int(above), values)
 

@@ -19,7 +19,7 @@ from rlexp.sweep import places
 from rlexp.sweep.compositions import Compositions, compositions
 from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, OVER, Entry, JobFailed, Manifest
-from rlexp.sweep.packing import Job, fingerprint, grouped, name, without_launcher
+from rlexp.sweep.packing import Job, at_once, fingerprint, grouped, name, without_launcher
 from rlexp.sweep.sweepers import Setting
 from rlexp.sweep.trials import Prepare
 
@@ -231,9 +231,9 @@ def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
     """Builds one job of each pack, which differ in numbers only. Raises ConfigError."""
     from rlexp import session
 
-    most = max(map(len, groups), default=0)
+    most = max(map(at_once, groups), default=0)
     for group in groups:
-        lead, size = group[0], len(group)
+        lead, size = group[0], at_once(group)
         session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most, pack=size)
 
 

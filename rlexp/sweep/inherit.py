@@ -1,4 +1,5 @@
-"""Jobs of a sweep that go on from other ones: the first checkpoint of their pack is made of those of other runs.
+"""Jobs of a sweep that go on from other ones, or from where they were in another pack: the first checkpoint of their pack is made
+of those of other runs, or of their own.
 
 So a pack begins like one that was interrupted there, and what it goes on from is settled once that checkpoint is on the disk.
 """
@@ -64,23 +65,77 @@ def begin(
     whole = {origin.dir: _restored(origin, lead, traced) for origin in origins}
     runs = [_own(whole[o.dir].run, o, member.experiment) for o, member in zip(origins, members, strict=True)]
     metas = [whole[origin.dir].meta for origin in origins]
-    agent_steps = [meta["agent_steps"] and meta["agent_steps"][0] for meta in metas]
-    meta = {name: x for name, x in metas[0].items() if name not in (ENDED_IN, NARROWED, "pack_devices")} | {
-        "wall_s": max(one["wall_s"] for one in metas),
+    meta = _meta_of(metas, members) | {
         "objectives": [None] * len(members),
-        "agent_steps": None if None in agent_steps else agent_steps,
         "told": [dict(origin.told) for origin in origins],
         "num_lines": 0,
+    }
+    _set_aside([member.dir / jsonl.NAME for i, member in enumerate(members) if i not in lost])
+    _put(lead, home, runs, meta)
+    listed = [f"{job.number} from {origin.dir.name}" for job, origin in zip(pack, origins, strict=True)]
+    print(f"begin at {meta['env_steps']:,} steps: {_listed(listed)}", flush=True)
+
+
+def go_on(pack: Sequence[Job], members: Sequence[Member], traced: Traced, home: Path, *, lost: dict[int, str]) -> None:
+    """Puts a checkpoint into the directory of a pack that has none, whose members wait to go on in it: all that each of them has
+    in its own. So they stay what they are, keys and lines too.
+
+    Args:
+      lost: members whose directories are left alone, and why; those whose checkpoint is gone get into it.
+
+    Raises:
+      ConfigError: a checkpoint cannot be read, or there is none.
+      OSError: the checkpoint cannot be written.
+    """
+    lead = members[0].experiment
+    checkpoint = lead.part("checkpoint")
+    if len(pack) == 1 or checkpoint.latest_meta(store.checkpoints(home)) is not None:
+        return
+    owns = {i: checkpoint.own_meta(store.checkpoints(job.dir)) for i, job in enumerate(pack) if i not in lost}
+    at = {i: own["update"] for i, own in owns.items() if own and is_waiting(own)}
+    gone = "the checkpoint from which it was to go on is gone"
+    if not at:
+        raise ConfigError(f"{pack[0].dir}: {gone}, and so it is with all of its pack")
+    update = min(at.values())
+    lost |= {i: gone for i in owns if at.get(i) != update}
+    found = {i: _restored(Origin(pack[i].dir, update, {}, {}), lead, traced) for i in at if i not in lost}
+    # Those that are lost run along, as whoever is there.
+    whole = [found.get(i, next(iter(found.values()))) for i in range(len(pack))]
+    metas = [one.meta for one in whole]
+    num_lines = {meta.get("num_lines") for meta in metas}
+    meta = _meta_of(metas, members) | {
+        "objectives": [one["objectives"][0] for one in metas],
+        "told": [one["told"][0] for one in metas],
+        "num_lines": num_lines.pop() if len(num_lines) == 1 else None,
+    }
+    _put(lead, home, [on_host(one.run) for one in whole], meta)
+    print(f"go on at {meta['env_steps']:,} steps: {_listed([str(job.number) for job in pack])}", flush=True)
+
+
+def is_waiting(meta: Mapping[str, Any]) -> bool:
+    """Whether this is of a run that waits to go on in another pack."""
+    return any(status == "waiting" for status, *_ in meta.get("ended", {}).values())
+
+
+def _meta_of(metas: Sequence[Mapping[str, Any]], members: Sequence[Member]) -> dict[str, Any]:
+    """Of a pack whose members are made of these; what differs between those who begin and those who go on is not in it."""
+    agent_steps = [meta["agent_steps"] and meta["agent_steps"][0] for meta in metas]
+    return {name: x for name, x in metas[0].items() if name not in (ENDED_IN, NARROWED, "pack_devices")} | {
+        "wall_s": max(one["wall_s"] for one in metas),
+        "agent_steps": None if None in agent_steps else agent_steps,
         "members": [{"run_id": run_id, "fingerprint": e.fingerprint} for e, _, run_id in members],
         "failed": {},
         "ended": {},
     }
+
+
+def _put(lead: Experiment, home: Path, runs: Sequence[Any], meta: dict[str, Any]) -> None:
     together = jax.tree.map(_together, *runs)
-    _set_aside([member.dir / jsonl.NAME for i, member in enumerate(members) if i not in lost])
-    checkpoint.put(lead.config.checkpoint, store.checkpoints(home), metas[0]["update"], together, meta, None)
-    listed = [f"{job.number} from {origin.dir.name}" for job, origin in zip(pack, origins, strict=True)]
-    more = ", …" if len(listed) > _SAID else ""
-    print(f"begin at {metas[0]['env_steps']:,} steps: {', '.join(listed[:_SAID])}{more}", flush=True)
+    lead.part("checkpoint").put(lead.config.checkpoint, store.checkpoints(home), meta["update"], together, meta, None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SAID]) + ", …" * (len(names) > _SAID)
 
 
 def _set_aside(records: Sequence[Path]) -> None:

@@ -45,8 +45,8 @@ def _leavers(pack: Sequence[Job], built: Sequence[Experiment], folder: Path) -> 
         own = checkpoint.own_meta(directory)
         if own is None or own.get(NARROWED) == folder.name:
             continue
-        was_pruned = any(status == "pruned" for status, *_ in own.get("ended", {}).values())
-        if was_pruned or own.get(ENDED_IN) == folder.name:
+        by_rung = any(status in ("pruned", "waiting") for status, *_ in own.get("ended", {}).values())
+        if by_rung or own.get(ENDED_IN) == folder.name:
             continue  # the pack comes by that again, and by whoever else was there to be compared with, or copied it
         is_over = _is_over(job, experiment, own)
         if len(pack) == 1:

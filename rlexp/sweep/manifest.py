@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     fingerprint: str  # of its configuration, see `packing.fingerprint`
     dir: str  # its run directory, from the sweep's
     pack: str  # name of the pack that it is or was in
-    status: str  # pending, running, stopped, finished, failed, pruned
+    status: str  # pending, running, waiting (to go on in another pack), stopped, finished, failed, pruned
     attempt: int  # how often it was started
     run_id: str | None  # in its directory and in W&B
     objective: float | None

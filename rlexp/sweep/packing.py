@@ -1,5 +1,6 @@
 """Which jobs of a sweep train as one program."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,8 @@ def grouped(
     found = []
     for group in groups.values():
         on_the_host = _on_the_host(group[0])
-        size = 1 if on_the_host else max_pack or len(group)
+        most = len(group) if slots(group[0]) else max_pack or len(group)
+        size = 1 if on_the_host else most
         if pack == "require" and (on_the_host or min(size, len(group)) == 1 < len(jobs)):
             why = "launcher.max_pack is 1" if max_pack == 1 else "it shares its program with no other"
             why = "its environments or its data are the host's" if on_the_host else why
@@ -70,6 +72,34 @@ def grouped(
         fresh = [job for job in group if job.number not in taken]
         found += again + [fresh[i : i + size] for i in range(0, len(fresh), size)]
     return found
+
+
+def slots(job: Job) -> int | None:
+    """How many of its pack train at once, where others take the places of those that leave (`rlexp.sweep.refilling`); null: all."""
+    between = job.config.between
+    return between.slots if between is not None and job.modules["between"] == "rlexp.sweep.halving" else None
+
+
+def words(pack: Sequence[Job]) -> str:
+    """What of it trains."""
+    size, number = len(pack), at_once(pack)
+    if size == 1:
+        return f"job {pack[0].number}"
+    return f"{size} jobs in one program" + f", {number} at a time" * (number < size)
+
+
+def without_slots(job: Job) -> Job:
+    """It trains to its end, whoever else does."""
+    between = job.config.between
+    if between is None or slots(job) is None:
+        return job
+    return job._replace(config=dataclasses.replace(job.config, between=dataclasses.replace(between, slots=None)))
+
+
+def at_once(pack: Sequence[Job]) -> int:
+    """How many of a pack are members of one program."""
+    room = (slots(pack[0]), pack[0].config.launcher.max_pack) if slots(pack[0]) else ()
+    return min([len(pack), *(number for number in room if number)])
 
 
 def _as_before(group: Sequence[Job], before: Mapping[int, str]) -> list[list[Job]]:

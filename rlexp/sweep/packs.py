@@ -1,6 +1,7 @@
 """Trains one pack of a sweep's jobs, whatever becomes of it: finished, stopped, failed in part, or too large and halved."""
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from rlexp.sweep import inherit
 from rlexp.sweep.journal import Record
 from rlexp.sweep.leavers import Left, leavers
 from rlexp.sweep.manifest import OVER
-from rlexp.sweep.packing import PACKS, Job, name
+from rlexp.sweep.packing import PACKS, Job, name, slots, without_slots, words
+from rlexp.sweep.refilling import WAITING, Heard, Search
 from rlexp.training.layout import layout_of
 from rlexp.training.loop import Diverged, Member, Resume, train_pack
 from rlexp.training.program import Traced, trace
@@ -46,11 +48,34 @@ class Programs:
         return self._traced[len(pack)]
 
 
-def train(
-    pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs, again: bool = True
+def train(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs) -> None:
+    """Trains the jobs; the record and each job's summary.json say how each of them ended."""
+    if slots(pack[0]):
+        _refilled(pack, sweep_dir, record, stop=stop, programs=programs)
+    else:
+        _train(pack, sweep_dir / PACKS / name(pack), sweep_dir, record, stop=stop, programs=programs)
+
+
+def _train(
+    pack: Sequence[Job],
+    folder: Path,
+    sweep_dir: Path,
+    record: Record,
+    *,
+    stop: Stop,
+    programs: Programs,
+    again: bool = True,
+    waited: bool = False,
+    done_with: Callable[[Path], None] | None = None,
 ) -> None:
-    """Trains the jobs; the record and each job's summary.json say how each of them ended. `again` counts an attempt."""
-    folder = sweep_dir / PACKS / name(pack)
+    """As one program.
+
+    Args:
+      folder: of its checkpoints.
+      again: counts an attempt.
+      waited: whether the jobs go on from where other packs have left them.
+      done_with: is given the folder once nobody needs it any more; None: it is removed.
+    """
     if rest := _narrowed(pack, folder):
         _go_on_narrower(pack, rest, sweep_dir, record, stop=stop, programs=programs)
         return
@@ -78,6 +103,8 @@ def train(
                 store.push(*(pack[i].dir for i in run_ids))
             traced = programs.of(pack, built)
             inherit.begin(pack, members, traced, sweep_dir, home, lost=lost)
+            if waited:
+                inherit.go_on(pack, members, traced, home, lost=lost)
             resume = Resume(home, "all") if store.checkpoints(home).is_dir() else None
             narrower = _narrower(pack, sweep_dir)
             summaries = train_pack(
@@ -91,7 +118,7 @@ def train(
             _remove(folder)
             print(f"{len(pack)} jobs in one program need too much memory; they are trained in two halves", flush=True)
             for half in (pack[: len(pack) // 2], pack[len(pack) // 2 :]):
-                train(half, sweep_dir, record, stop=stop, programs=programs)
+                _train(half, sweep_dir / PACKS / name(half), sweep_dir, record, stop=stop, programs=programs)
             return
         if not isinstance(error, ConfigError | OSError | Diverged) and jax.process_count() > 1:
             raise  # most likely another process died; whoever started this one starts it again
@@ -107,9 +134,42 @@ def train(
         if narrowed:
             rundir.write_json(folder / _NARROWED, [job.number for job in rest])
             _go_on_narrower(pack, rest, sweep_dir, record, stop=stop, programs=programs, again=False)
-        if entered == outcomes and all(summary["status"] in OVER for summary in summaries):
-            _remove(folder)  # each has its own part of it; one that was lost begins again if it is retried
+        if entered == outcomes and all(summary["status"] in (*OVER, WAITING) for summary in summaries):
+            # Each has its own part of it; one that was lost begins again if it is retried.
+            (done_with or _remove)(folder)
     _each_alone(pack, left, sweep_dir, record, stop=stop, programs=programs)
+
+
+# --- a pack whose slots are refilled --------------------------------------------------------------------------------------
+
+
+def _refilled(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Stop, programs: Programs) -> None:
+    """Stretch after stretch."""
+    folder = sweep_dir / PACKS / name(pack)
+    search = Search(pack, folder)
+    if known := search.outcomes():
+        record.settle(known)  # it may have been killed before it said so, or before it had removed what it had kept
+        for past in search.past():
+            if all(known[number]["status"] != "failed" for number in past.jobs):
+                _remove(search.place(past))
+    while (stretch := search.next()) and stop.reason is None:
+        jobs = search.of(stretch)
+        heard, spent = Heard(record, folder.name), list[Path]()
+        own = search.place(stretch)
+        print(f"{words(jobs)}{f', from rung {stretch.passed} on' * bool(stretch.passed)}", flush=True)
+        waited = stretch.passed > 0
+        how = {"waited": waited, "again": not waited or store.checkpoints(own).is_dir(), "done_with": spent.append}
+        _train(jobs, own, sweep_dir, heard, stop=stop, programs=programs, **how)
+        if heard.was_stopped:
+            break
+        search.over(stretch, heard.outcomes)
+        record.settle(heard.outcomes)
+        for one in spent:
+            _remove(one)
+    if left := search.left():
+        record.settle({number: {"status": "stopped"} for number in left})
+    elif all(outcome["status"] != "failed" for outcome in search.outcomes().values()):
+        _remove(folder)
 
 
 # --- a pack of which few are left ---------------------------------------------------------------------------------------
@@ -126,7 +186,7 @@ def _home(pack: Sequence[Job], sweep_dir: Path) -> Path:
 
 def _narrower(pack: Sequence[Job], sweep_dir: Path) -> Callable[[Sequence[int]], Path] | None:
     """For `train_pack`. A worker in a cloud brings along what its own pack has in the store, and nothing of another one."""
-    if len(pack) == 1 or not pack[0].config.checkpoint.enabled or store.url_of(sweep_dir):
+    if len(pack) == 1 or slots(pack[0]) or not pack[0].config.checkpoint.enabled or store.url_of(sweep_dir):
         return None
     return lambda going: _home([pack[i] for i in going], sweep_dir)
 
@@ -163,7 +223,8 @@ def _go_on_narrower(
     if stop.reason is not None:
         record.settle({number: {"status": "stopped"} for number in there})
         return
-    train(rest, sweep_dir, record, stop=stop, programs=programs, again=again)
+    own = sweep_dir / PACKS / name(rest)
+    _train(rest, own, sweep_dir, record, stop=stop, programs=programs, again=again)
     if stop.reason is None:
         _remove(sweep_dir / PACKS / name(pack))
 
@@ -187,7 +248,9 @@ def _each_alone(
             outcome = {"status": "stopped"}
         else:
             print(f"job {pack[i].number} ({pack[i].dir}): {one.words}; it goes on from there", flush=True)
-            train([pack[i]], sweep_dir, record, stop=stop, programs=programs)
+            # It is none of those any more that wait for each other.
+            alone = [without_slots(pack[i])]
+            _train(alone, sweep_dir / PACKS / name(alone), sweep_dir, record, stop=stop, programs=programs)
             continue
         record.settle({pack[i].number: outcome})
 
@@ -212,7 +275,8 @@ def _on_as_many_devices(job: Job, home: Path) -> Job:
     if meta is None or "pack_devices" not in meta:
         return job
     node = job.node | {"hardware": job.node["hardware"] | {"pack_devices": meta["pack_devices"]}}
-    return job._replace(node=node, config=experiments.parse(node, experiments.Config)[0])
+    hardware = experiments.parse(node, experiments.Config)[0].hardware
+    return job._replace(node=node, config=dataclasses.replace(job.config, hardware=hardware))
 
 
 def run_alone(job: Job, record: Record) -> None:
@@ -237,9 +301,11 @@ def run_alone(job: Job, record: Record) -> None:
 
 
 def unfinished(pack: Sequence[Job], sweep_dir: Path, over: Collection[int]) -> Sequence[Job]:
-    """Those that are to be trained: all of a pack that was interrupted, since its checkpoint is of all; else what is not over."""
+    """Those that are to be trained: all of a pack that was interrupted, since its checkpoint is of all, and of one whose slots are
+    refilled; else what is not over."""
     waiting = [job for job in pack if job.number not in over]
-    return pack if waiting and store.checkpoints(sweep_dir / PACKS / name(pack)).is_dir() else waiting
+    whole = slots(pack[0]) or store.checkpoints(sweep_dir / PACKS / name(pack)).is_dir()
+    return pack if waiting and whole else waiting
 
 
 def remove_all(sweep_dir: Path) -> None:

@@ -5,18 +5,19 @@ runs later, a sweep that goes on tells its next jobs what it would have told the
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rlexp.config import ConfigError
-from rlexp.loggers import jsonl
 from rlexp.storage import store
 from rlexp.sweep import halving, manifest
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.sweepers import Setting
 
-_RETURN = "eval/return_mean"
+_SLOTS = "between.slots="
+_MOST_TOLD = 256
 _FACT = "rungs "  # of the manifest: + search, batch -> [[bracket, {rung: return}] of each trial]
 
 
@@ -98,8 +99,13 @@ class Rungs:
         begun = [job for job in self._jobs() if job.attempt or job.status != "pending"]
         return (len(begun) and len(self._jobs())) or wanted
 
-    def overrides(self, size: int) -> list[list[str]]:
-        """What each trial of the next batch has more than its parameters."""
+    @property
+    def most(self) -> int:
+        """Of trials in the next batch: each is told more of those before, the larger it is."""
+        return _MOST_TOLD if self._known else sys.maxsize
+
+    def overrides(self, size: int, slots: int | None = None) -> list[list[str]]:
+        """What each trial of the next batch has more than its parameters. `slots`: how many of it train at once; None: all."""
         plan, seen, first = self._plan, [], len(self._known)
         for b in range(plan.num_brackets):
             of_rungs = []
@@ -120,7 +126,17 @@ class Rungs:
         if any(o.startswith("between.brackets=") for job in self._jobs() for o in job.overrides):
             # An earlier version has begun the batch, and told each trial of all brackets.
             own = [{"brackets": brackets if plan.num_brackets > 1 else [0], "seen": seen}] * size
+        if slots := self._slots(slots):
+            own = [one | {"slots": slots} for one in own]
         return [_written(given | one) for one in own]
+
+    def _slots(self, wanted: int | None) -> int | None:
+        """As it was, where the batch has begun."""
+        begun = [job for job in self._jobs() if job.attempt or job.status != "pending"]
+        if not begun:
+            return wanted
+        said = [o.removeprefix(_SLOTS) for o in begun[0].overrides if o.startswith(_SLOTS)]
+        return int(said[0]) if said else None
 
     def over(self, numbers: Sequence[int]) -> list[dict[str, float]]:
         """The next batch is: these jobs. {rung: return} of each, as far as it has come."""
@@ -128,23 +144,11 @@ class Rungs:
         found = kept.recall(fact)
         if found is None:
             entries = {entry.number: entry for entry in kept.jobs()}
-            found = [self._had(self._directory / entries[number].dir) for number in numbers]
+            found = [halving.had(self._directory / entries[number].dir, self._plan.rungs) for number in numbers]
             kept.remember(fact, found)
         self._known += [(bracket, at) for bracket, at in found]
         self._batch += 1
         return [at for _, at in found]
-
-    def _had(self, run_dir: Path) -> tuple[int, dict[str, float]]:
-        """The run's bracket, and {rung: return} of each that it has come by. One that failed has some of them."""
-        try:
-            rows = [row for row in jsonl.read(run_dir / jsonl.NAME) if row.get(_RETURN) is not None]
-        except ValueError as error:
-            raise ConfigError(f"{error}; without it nothing can be compared") from error
-        found = {}
-        for rung in self._plan.rungs:
-            if (row := next((row for row in rows if row["env_steps"] >= rung), None)) is not None:
-                found[str(rung)] = float(row[_RETURN])
-        return next((int(row[halving.BRACKET]) for row in rows if halving.BRACKET in row), 0), found
 
     def _jobs(self) -> list[manifest.Entry]:
         """Of the next batch, as far as it is known already."""

@@ -134,7 +134,7 @@ def caught_up(over: Collection[int], sweep_dir: Path, manifest: Manifest) -> set
 def show(entry: Entry) -> None:
     """One line of a job whose state has changed."""
     what: dict[str, str] = dict.fromkeys(
-        ["finished", "pruned"], "" if entry.objective is None else f": {entry.objective:.4g}"
+        ["finished", "pruned", "waiting"], "" if entry.objective is None else f": {entry.objective:.4g}"
     )
     what["failed"] = f": {entry.error}"
     print(

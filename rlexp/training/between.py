@@ -22,7 +22,8 @@ Told = dict[str, float | int]
 class Leave(NamedTuple):
     """A member is trained no more, and that is no failure: what it has learnt is saved as it is now."""
 
-    status: Literal["finished", "pruned"]  # finished: it has what it was to have; pruned: others are more promising
+    # finished: it has what it was to have; pruned: others are more promising; waiting: it goes on later, in another pack
+    status: Literal["finished", "pruned", "waiting"]
     why: str
 
 
@@ -85,6 +86,8 @@ class Between(NamedTuple):
     check: Callable[[Experiment, int], None] = lambda experiment, num_members: None
     # As `leave`, by the moment alone. A member that is gone on with alone (`resume=…`) is not asked.
     prune: Callable[[Moment], Mapping[int, Leave]] = lambda moment: {}
+    # As `prune`, of those whom nothing else lets leave: what a pack ends with that others are to take over.
+    pause: Callable[[Moment], Mapping[int, Leave]] | None = None
     # Whether a pack of which at most half is left may go on as a smaller program, which costs its compilation.
     narrows: bool = False
     # Of the jobs of a sweep that are to train as one pack (the sweep's directory, their configurations): what each goes on from,
@@ -99,10 +102,10 @@ def of(config: Config, modules: Mapping[str, str]) -> Sequence[Between]:
     found = []
     if config.between is not None:
         hook: Between = load_module(modules["between"], "between").make(config.between)
-        found.append(hook if config.resume is None else hook._replace(prune=Between().prune))
+        found.append(hook if config.resume is None else hook._replace(prune=Between().prune, pause=None))
     if (goal := config.stop_at.return_) is not None:
         found.append(Between(leave=lambda returns: _there(returns, goal)))
-    return found
+    return [*found, *(Between(prune=hook.pause) for hook in found if hook.pause)]
 
 
 def leaving(hook: Between, moment: Moment) -> Mapping[int, Leave]:

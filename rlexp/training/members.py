@@ -26,7 +26,7 @@ class Member(NamedTuple):
 class Ended(NamedTuple):
     """How a member left before total_env_steps, which is no failure."""
 
-    status: str  # finished or pruned
+    status: str  # finished, pruned or waiting
     why: str
     env_steps: int
     agent_steps: int | None = None

@@ -133,12 +133,13 @@ class Saves:
     def let_leave(self, how: Mapping[int, Leave], update: int, run: Run) -> None:
         """Takes members out that have not failed, as they are now."""
         pack = self._pack
-        put = self._checkpoint.parts(self._config, on_host(self._kept(run))) if how and not pack.alone else None
         leaving = {i: how[i] for i in sorted(how.keys() & set(pack.going()))}
         pack.tell(leaving, pack.lead.env_steps(update))
         for i in leaving:
             pack.end(i, how[i], pack.lead.env_steps(update))
-            if put:
+        if leaving and not pack.alone:
+            put = self._checkpoint.parts(self._config, on_host(self._kept(run)))
+            for i in leaving:
                 self._put_part(i, update, put)
 
     def narrow(self, narrower: Callable[[Sequence[int]], Path], update: int, run: Run) -> None:
@@ -200,7 +201,7 @@ class Saves:
             "num_lines": self._pack.num_lines,
             "total_updates": lead.total_updates,
             "num_shards": lead.num_shards,
-            "replay": self._with_data,
+            "replay": self._has_data(),
             "members": self._fingerprints,
             "failed": self._pack.failed,
             "ended": self._pack.ended,
@@ -209,7 +210,11 @@ class Saves:
 
     def _kept(self, run: Run) -> Run:
         """What of a Run is saved."""
-        return run if self._with_data else run._replace(data=())
+        return run if self._has_data() else run._replace(data=())
+
+    def _has_data(self) -> bool:
+        """Whoever goes on in another pack takes its memory along: it is the same run."""
+        return self._with_data or any(one.status == "waiting" for one in self._pack.ended.values())
 
     def _folder(self, i: int) -> Any:
         """Where a member's own checkpoints lie."""

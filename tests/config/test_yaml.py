@@ -53,6 +53,7 @@ ADDED_LATER += ("importance_start", "importance_end", "importance_env_steps")
 ADDED_LATER += ("record", "path", "num_episodes", "mode", "format")  # of run=record
 ADDED_LATER += ("pruner", "min_steps", "reduction")  # of sweeper=optuna
 ADDED_LATER += ("bracket", "brackets")  # of halving: the first for the second, which configurations of before have
+ADDED_LATER += ("slots", "passed")  # of halving, whose packs were not refilled
 GOLDEN = Path(__file__).parent / "golden"
 MANY = ("env/*/*.yaml", "experiment/gymnax/*.yaml")
 OPTIONS = sorted(

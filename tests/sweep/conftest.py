@@ -1,5 +1,9 @@
 """Sweeps of moments: half of their time would be compilation."""
 
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
 import pytest
 from xla_flags import QUICKLY
 
@@ -18,3 +22,15 @@ def compiled_quickly():
 @pytest.fixture(scope="module")
 def config() -> Config:
     return parse(compose.compose_node([])[0])[0]
+
+
+@pytest.fixture(scope="module")
+def paying() -> Iterator[None]:
+    """A module with an environment that pays what one of its traced settings says."""
+    from training import traced_parts
+
+    made = ModuleType("traced_paying")
+    made.Config, made.make = traced_parts.Paying.Config, traced_parts.Paying.make  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, made.__name__, made)
+        yield

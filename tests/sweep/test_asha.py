@@ -5,41 +5,31 @@ import dataclasses
 import itertools
 import json
 import random
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support import StopAfter, assert_same, rows
-from training import traced_parts
 
-from rlexp import compose, experiment
+from rlexp import compose
 from rlexp.config import Config as WholeConfig
 from rlexp.config import parse
-from rlexp.machine.stop import Stop
 from rlexp.sameness import pack_key
-from rlexp.storage import checkpoint, rundir
+from rlexp.storage import checkpoint
 from rlexp.sweep import halving, packs
-from rlexp.sweep.halving import Config, Seen, best, make, rungs, window
-from rlexp.sweep.manifest import OVER, Manifest
-from rlexp.sweep.packing import Job, grouped
+from rlexp.sweep.halving import Seen, best, make, rungs, window
+from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.rungs import Plan
 from rlexp.training import between
 from rlexp.training.between import Between, Moment
-from rlexp.training.saves import Saves
 
+from .halvings import PAYS, Killed, config, go_on, killed_at, pack_of
+
+pytestmark = pytest.mark.usefixtures("paying")
 LR = "algo.hp.lr"
-
-
-def config(**given: Any) -> Config:
-    values: dict[str, Any] = {
-        "module": "rlexp.sweep.halving", "number": 0, "batch": 0, "rungs": [64, 128], "reduction": 2, "ties": False,
-        "seen": [],
-    }  # fmt: skip
-    return Config(**values | given)
 
 
 def moment(returns: Sequence[float], at: int = 64, told: Sequence[dict[str, float]] | None = None) -> Moment:
@@ -127,57 +117,11 @@ def test_who_is_gone_on_with_alone_is_not_pruned():
 
 # --- packs -------------------------------------------------------------------------------------------------------------
 
-# 16 updates, an evaluation after every second one. The return is four times what the environment pays, a traced setting.
-WORK = (
-    "env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "algo.num_epochs=1", "algo.num_minibatches=1",
-    "network.hidden=[4]", "eval.num_episodes=2", "eval.every_env_steps=64", "total_env_steps=320",
-    "checkpoint.every_updates=3",
-)  # fmt: skip
-PAYS = (2.0, 5.0, 3.0, 4.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def paying() -> Iterator[None]:
-    """The environment's module."""
-    made = ModuleType("traced_paying")
-    made.Config, made.make = traced_parts.Paying.Config, traced_parts.Paying.make  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, made.__name__, made)
-        yield
-
 
 @pytest.fixture(scope="module")
 def programs() -> packs.Programs:
     """Compiled once for all tests."""
     return packs.Programs()
-
-
-def pack_of(directory: Path, pays: Sequence[float] = PAYS, *, devices: int = 1, **given: Any) -> list[Job]:
-    manifest, found = Manifest(directory), []
-    for number, pay in enumerate(pays):
-        node, _ = compose.compose_node(
-            ["logger=quiet", "compilation_cache=null", *WORK, f"hardware.pack_devices={devices}"]
-        )
-        node |= {"between": vars(config(**given)), "env": {"module": "traced_paying", "params": {"pay": pay}}}
-        built = experiment.build(node)
-        manifest.add(number, [f"env.params.pay={pay}"])
-        found.append(
-            Job(number, (f"env.params.pay={pay}",), built.node, built.config, built.modules, directory / str(number))
-        )
-    return found
-
-
-def go_on(
-    directory: Path, programs: packs.Programs, stop: Stop | None = None, **given: Any
-) -> list[tuple[str, float | None]]:
-    """As a launcher does: what is not over is trained."""
-    entries = Manifest(directory).jobs()
-    over = {entry.number for entry in entries if entry.status in OVER}
-    before = {entry.number: entry.pack for entry in entries}
-    for group in grouped(pack_of(directory, **given), pack="auto", max_pack=None, before=before):
-        if left := packs.unfinished(group, directory, over):
-            packs.train(left, directory, Manifest(directory), stop=stop or Stop(), programs=programs)
-    return [(entry.status, entry.objective) for entry in Manifest(directory).jobs()]
 
 
 @pytest.fixture(scope="module")
@@ -201,35 +145,6 @@ def test_a_pack_becomes_smaller_and_who_was_pruned_keeps_what_it_has_learnt(undi
     assert "not among the best half of 4 at 64 steps" in (undisturbed / "0/summary.json").read_text()
     assert [entry.attempt for entry in Manifest(undisturbed).jobs()] == [1] * 4
     assert not (undisturbed / "packs").exists()
-
-
-class Killed(BaseException):
-    """The process dies here."""
-
-
-@contextlib.contextmanager
-def killed_at(event: int) -> Iterator[list[str]]:
-    """Before one of the things that are put on the disk, by its number."""
-    events: list[str] = []
-
-    def counted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def called(*args: Any, **how: Any) -> Any:
-            if name != "write_json" or args[0].name == "narrowed.json":
-                events.append(name)
-                if len(events) == event + 1:
-                    raise Killed(name)
-            return real(*args, **how)
-
-        patch.setattr(owner, name, called)
-
-    with pytest.MonkeyPatch.context() as patch:
-        counted(patch, Saves, "_put_part")  # of who was pruned
-        counted(patch, Saves, "narrow")
-        counted(patch, Manifest, "settle")
-        counted(patch, rundir, "write_json")
-        yield events
 
 
 def killed_and_gone_on_with(event: int, directory: Path, undisturbed: Path, programs: packs.Programs) -> str:
@@ -264,8 +179,8 @@ def test_wherever_it_is_killed(undisturbed, programs, tmp_path):
 
 @pytest.mark.slow
 def test_four_devices_decide_the_same(undisturbed, tmp_path):
-    pack_of(tmp_path, devices=4)
-    ended = go_on(tmp_path, packs.Programs(), devices=4)
+    pack_of(tmp_path, more=["hardware.pack_devices=4"])
+    ended = go_on(tmp_path, packs.Programs(), more=["hardware.pack_devices=4"])
     assert ended == [(entry.status, entry.objective) for entry in Manifest(undisturbed).jobs()]
 
 

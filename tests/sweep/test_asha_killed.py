@@ -33,7 +33,7 @@ def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "sweep"
     done = command_line(tmp_path, *LINE, *ASHA, "hydra.sweep.dir=whole")
     assert done.returncode == 0, done.stderr
-    for seen in ("packs/*/checkpoints/10", "packs/*/narrowed.json"):
+    for seen in ("packs/*/checkpoints/10", "packs/*/stretches.json"):
         killed_at(seen, (*LINE, *ASHA), cut)
     done = verb("resume", str(cut))
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path):
     assert f"{len(pruned)} pruned" in (cut / "report.html").read_text()
     assert "between" not in verb("status", str(cut)).stdout
 
-    # Somebody believes in one that was pruned.
-    done = command_line(tmp_path, f"resume={cut / str(pruned[0])}")
-    assert done.returncode == 0, done.stderr
-    assert rows(cut / str(pruned[0]))[-1]["env_steps"] == 5120
+    # Somebody believes in one that was pruned, which took a slot later.
+    done = command_line(tmp_path, f"resume={cut / str(pruned[-1])}")
+    assert pruned[-1] >= 4 and done.returncode == 0, done.stderr
+    assert rows(cut / str(pruned[-1]))[-1]["env_steps"] == 5120

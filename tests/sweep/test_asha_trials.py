@@ -34,7 +34,7 @@ SHORT = ("env=probe/action_reward", "algo.num_envs=4", "algo.num_steps=8", "tota
 
 LINE = (
     "sweeper=asha", "sweeper.num_trials=10", "sweeper.batch=4", "eval.every_env_steps=1000", "total_env_steps=16_000",
-    "algo.hp.lr=tag(log, interval(1e-4, 1e-2))",
+    "algo.hp.lr=tag(log, interval(1e-4, 1e-2))", "launcher.max_pack=2",
 )  # fmt: skip
 
 
@@ -75,6 +75,38 @@ def test_each_batch_is_told_of_those_before(tmp_path, capsys):
     assert "sweeper.trials: 12 is taken for sweeper.num_trials" in capsys.readouterr().out
 
 
+REFILLED = (*LINE[:-1], "seed=0,1")
+
+
+def test_where_slots_are_refilled_all_trials_are_one_batch(tmp_path):
+    """Of each search; what a later line asks for is the next one."""
+    searched(tmp_path, line=REFILLED)
+    told = between_of(tmp_path)
+    assert [(one["number"], one["batch"], one["slots"]) for one in told] == [(0, 0, 4)] * 10 + [(1, 0, 4)] * 10
+    before = [job.overrides for job in jobs(tmp_path)]
+    searched(tmp_path, "sweeper.num_trials=13", line=REFILLED)
+    more = between_of(tmp_path)[20:]
+    assert [job.overrides for job in jobs(tmp_path)][:20] == before
+    # They are no more than the slots, and are told of all before.
+    assert [(one["number"], one["batch"], "slots" in one) for one in more] == [(0, 1, False)] * 3 + [(1, 1, False)] * 3
+    assert [one["seen"][0][0][0] for one in more] == [10] * 6
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["launcher.pack=off"],
+        ["launcher.max_pack=3"],
+        ["sweeper.num_trials=4"],
+        ["algo.num_envs=interval(1, 9)"],
+        ["env=gymnasium", "env.id=CartPole-v1"],
+    ],
+)
+def test_where_trials_are_no_one_program_they_train_batch_by_batch(more, tmp_path):
+    searched(tmp_path, *more, line=LINE[:-1])
+    assert not any("slots" in one for one in between_of(tmp_path))
+
+
 @pytest.mark.parametrize("each", [1, 2, 4])
 def test_a_trials_bracket_is_its_own_however_its_batch_is_packed(each, tmp_path):
     searched(tmp_path, "sweeper.brackets=3")
@@ -99,6 +131,15 @@ def test_a_search_that_an_earlier_version_began_goes_on(tmp_path):
     searched(tmp_path)
     own = [[o for o in job.overrides if "bracket" in o] for job in jobs(tmp_path)]
     assert own == [["between.brackets=[0]"]] * 4 + [["between.bracket=0"]] * 6
+
+
+def test_a_batch_that_has_begun_stays_as_it_is(tmp_path, monkeypatch):
+    with monkeypatch.context() as before:  # there were slots that are refilled
+        before.setattr(asha, "must", lambda key: SimpleNamespace(pack=True))
+        with pytest.raises(Killed):
+            searched(tmp_path, line=LINE[:-1], die=dies_after(3))
+    searched(tmp_path, line=LINE[:-1])
+    assert [(one["batch"], one.get("slots")) for one in between_of(tmp_path)] == [(0, None)] * 4 + [(1, 4)] * 6
 
 
 def test_each_value_of_the_command_line_is_a_search_of_its_own(tmp_path, capsys):

@@ -1,0 +1,214 @@
+"""Which trials of a search train together, where new ones take the places of those that were pruned (`between.slots`).
+
+A pack is one program in lockstep, so all of its members are equally far. It trains from one rung to the next, a stretch. Those that
+are to go on wait then, with all that they have in their own directories, for others that come as far; meanwhile new trials take
+all the slots. So each pack has the width of the search, as long as it has new trials, and one program serves them all.
+
+Which stretch comes next follows from what came of those before, which is on the disk, and from nothing else: a search that was
+killed chooses the same again.
+
+In `packs/<name of all trials>/`:
+  stretches.json   what came of each stretch, in order
+  again.json       {job: of how many failures nobody is to think any more}
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlexp.config import ConfigError
+from rlexp.storage import rundir
+from rlexp.sweep import halving
+from rlexp.sweep.halving import Seen
+from rlexp.sweep.journal import OVER, Outcomes, Record
+from rlexp.sweep.manifest import Entry
+from rlexp.sweep.packing import PACKS, Job, at_once, name
+
+WAITING = "waiting"
+_RECORD, _AGAIN = "stretches.json", "again.json"
+
+
+class Came(NamedTuple):
+    """What came of a trial in a stretch."""
+
+    job: int
+    outcome: dict[str, Any]  # as the sweep's manifest has it
+    at_rung: float | None  # its return at the rung that the stretch led to
+
+
+class Stretch(NamedTuple):
+    """Trials that train together from one rung to the next, or to the end."""
+
+    passed: int  # rungs
+    jobs: tuple[int, ...]
+
+
+class Search:
+    """All trials of a pack that is trained in stretches, and how far each of them is."""
+
+    def __init__(self, pack: Sequence[Job], folder: Path):
+        """Args:
+        folder: what is known of it lies there.
+        """
+        self._jobs, self._folder = {job.number: job for job in pack}, folder
+        self._config = _halving(pack[0])
+        self._width = at_once(pack)
+        self._past = _past(folder)
+        if unknown := self.outcomes().keys() - self._jobs.keys():
+            raise ConfigError(f"{folder / _RECORD}: job {min(unknown)} is none of this pack")
+        self._forgiven = {int(number): count for number, count in (_read(folder / _AGAIN) or {}).items()}
+
+    def outcomes(self) -> dict[int, dict[str, Any]]:
+        """What came of each trial that has trained, at last."""
+        return {one.job: one.outcome for _, came in self._past for one in came}
+
+    def past(self) -> list[Stretch]:
+        """Those that are over."""
+        return [Stretch(passed, tuple(one.job for one in came)) for passed, came in self._past]
+
+    def place(self, stretch: Stretch) -> Path:
+        """Where it keeps its checkpoints. The same trials may go on together from more than one rung."""
+        return self._folder.with_name(f"{name([self._jobs[number] for number in stretch.jobs])}-{stretch.passed}")
+
+    def left(self) -> list[int]:
+        """Trials that are not over."""
+        ended = self.outcomes()
+        return [n for n in self._jobs if ended.get(n, {}).get("status") not in OVER]
+
+    def next(self) -> Stretch | None:
+        """Those that are furthest, once as many wait as there are slots; else new ones; when there are no more of these, whoever
+        waits, the last ones first, so that as many as can be come together at the next rung. At the end, one by one, those that
+        have failed and are tried again. None: all are over.
+        """
+        waiting, tried = self._waiting(), self.outcomes().keys()
+        full = [passed for passed, those in waiting.items() if len(those) >= self._width]
+        fresh = [number for number in self._jobs if number not in tried]
+        if not full and fresh:
+            return Stretch(0, tuple(fresh[: self._width]))
+        if waiting:
+            passed = max(full, default=min(waiting))
+            return Stretch(passed, tuple(waiting[passed][: self._width]))
+        return next(self._tried_again(), None)
+
+    def of(self, stretch: Stretch) -> list[Job]:
+        """Its jobs, told of all that have been at the rungs."""
+        config, rung = self._config, stretch.passed
+        brackets = max(len(config.seen), 1 + max(_halving(job).bracket for job in self._jobs.values()))
+        seen = [
+            [_as_given(self._seen(b, k, len(stretch.jobs))) for k in range(len(config.rungs))] for b in range(brackets)
+        ]
+
+        def told(job: Job) -> Job:
+            own = dataclasses.replace(_halving(job), seen=seen, passed=rung)
+            return job._replace(config=dataclasses.replace(job.config, between=own))
+
+        return [told(self._jobs[number]) for number in stretch.jobs]
+
+    def over(self, stretch: Stretch, outcomes: Outcomes) -> None:
+        """The stretch is: it is on the disk when this returns. Raises ConfigError where the lines of a trial cannot be read."""
+        came = [Came(number, dict(outcomes[number]), self._at_rung(stretch.passed, number)) for number in stretch.jobs]
+        self._past.append((stretch.passed, came))
+        rundir.make_private(self._folder)
+        rundir.write_json(self._folder / _RECORD, self._past)
+
+    def _at_rung(self, rung: int, number: int) -> float | None:
+        if rung >= len(self._config.rungs):
+            return None
+        steps = self._config.rungs[rung]
+        return halving.had(self._jobs[number].dir, [steps])[1].get(str(steps))
+
+    def _seen(self, bracket: int, rung: int, more: int) -> Seen:
+        """Of all trials so far, in earlier batches too."""
+        returns = [
+            one.at_rung
+            for passed, came in self._past
+            for one in came
+            if passed == rung and one.at_rung is not None and _halving(self._jobs[one.job]).bracket == bracket
+        ]
+        before = halving.seen_at(self._config, bracket, rung)
+        return halving.window(returns, more, self._config.reduction, before)
+
+    def _waiting(self) -> dict[int, list[int]]:
+        """{rungs that they have passed: trials}, in the order in which they came there."""
+        at = {one.job: passed + 1 for passed, came in self._past for one in came}
+        order = dict.fromkeys(one.job for _, came in reversed(self._past) for one in reversed(came))
+        ended, found = self.outcomes(), dict[int, list[int]]()
+        for number in reversed(order):
+            if ended[number]["status"] == WAITING:
+                found.setdefault(at[number], []).append(number)
+        return found
+
+    def _tried_again(self) -> Iterator[Stretch]:
+        ended = self.outcomes()
+        for number, forgiven in self._forgiven.items():
+            at = [(p, one.outcome["status"]) for p, came in self._past for one in came if one.job == number]
+            failures = sum(status == "failed" for _, status in at)
+            if ended.get(number, {}).get("status") == "failed" and failures <= forgiven:
+                yield Stretch(at[-1][0], (number,))
+
+
+def _halving(job: Job) -> halving.Config:
+    assert isinstance(job.config.between, halving.Config)
+    return job.config.between
+
+
+def _as_given(seen: Seen) -> list[float]:
+    """In the form of `between.seen`."""
+    return [float(seen.number), float(seen.above), *seen.best]
+
+
+class Heard:
+    """The record of a stretch: what is over then is told when it has been written down."""
+
+    def __init__(self, record: Record, pack: str):
+        """Args:
+        pack: the name of all trials, whatever those that train together are called.
+        """
+        self._record, self._pack = record, pack
+        self.outcomes: dict[int, dict[str, Any]] = {}
+
+    def settle(self, outcomes: Outcomes, *, again: bool = False) -> None:
+        """As `Record`."""
+        running = {n: {**values, "pack": self._pack} for n, values in outcomes.items() if values["status"] == "running"}
+        self.outcomes |= {n: dict(values) for n, values in outcomes.items() if n not in running}
+        if running:
+            self._record.settle(running, again=again)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether some of it is to go on."""
+        return any(values["status"] == "stopped" for values in self.outcomes.values())
+
+
+def try_again(sweep_dir: Path, failed: Sequence[Entry]) -> None:
+    """Trials that have failed are taken up once more when the sweep goes on."""
+    for pack in sorted({job.pack for job in failed if job.pack}):
+        folder = sweep_dir / PACKS / pack
+        failures = [one.job for _, came in _past(folder) for one in came if one.outcome["status"] == "failed"]
+        its = [job.number for job in failed if job.pack == pack and job.number in failures]
+        if its:
+            again = _read(folder / _AGAIN) or {}
+            rundir.write_json(folder / _AGAIN, again | {str(number): failures.count(number) for number in its})
+
+
+def _past(folder: Path) -> list[tuple[int, list[Came]]]:
+    try:
+        return [(int(passed), [_came(*one) for one in came]) for passed, came in _read(folder / _RECORD) or []]
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder / _RECORD}: somebody has changed this: {error!r}") from error
+
+
+def _came(job: int, outcome: dict[str, Any], at_rung: float | None) -> Came:
+    known = {name: outcome[name] for name in ("status", "objective", "error") if name in outcome}
+    return Came(int(job), known | {"status": str(outcome["status"])}, None if at_rung is None else float(at_rung))
+
+
+def _read(path: Path) -> Any:
+    """None where there is no such file. Raises ConfigError."""
+    found = rundir.read_json(path)
+    if found is None and path.exists():
+        raise ConfigError(
+            f"{path}: this cannot be read, and without it nobody knows how far the trials of the sweep have come"
+        )
+    return found
