@@ -61,7 +61,10 @@ EXACT = {
     "ppo f32": Exact(["algo=ppo", "precision=f32"]),
     "ppo bf16": Exact(["algo=ppo", "precision=bf16"]),
     "ppo breakout": Exact(["algo=ppo", "env=gymnax/breakout", "network=cnn"]),
-    "dqn prioritised": Exact(["algo=dqn", "algo.source.selector=prioritised"], 400_000, 500),
+    "dqn prioritised": Exact(["algo=dqn", "algo.source.selector=prioritised"], 1_000_000, 100),
+    "convolutions, deterministic": Exact(
+        ["env=gymnax/breakout", "network=cnn", "+hardware.compiler_options.xla_gpu_exclude_nondeterministic_ops=true"]
+    ),
 }
 COSTS = ["algo=ppo", "env=gymnax/cartpole", "algo.num_steps=128", *QUIET]
 NUM_ENVS = (256, 2048, 16384, 131072)
@@ -75,14 +78,20 @@ class Try(NamedTuple):
     num_envs: Sequence[int] = (256, 2048)
 
 
-OWN = "hardware.compiler_options"
+def _options(*, concurrent: bool, double: bool, **more: Any) -> list[str]:
+    """Overrides of `hardware.compiler_options`; without either they are XLA's own."""
+    values = {"command_buffer_scheduling_mode": "CONCURRENT" if concurrent else "LHS"}
+    values |= {"enable_while_loop_double_buffering": str(double).lower()} | more
+    return [f"++hardware.compiler_options.xla_gpu_{name}={value}" for name, value in values.items()]
+
+
 TRIES = {
     "as it is": Try(num_envs=NUM_ENVS),
-    "XLA's own options": Try(overrides=[f"{OWN}={{}}"]),
-    "concurrent kernels alone": Try(overrides=[f"{OWN}={{xla_gpu_command_buffer_scheduling_mode: CONCURRENT}}"]),
-    "two steps a turn alone": Try(overrides=[f"{OWN}={{xla_gpu_enable_while_loop_double_buffering: true}}"]),
-    "graphs of one kernel too": Try(overrides=[f"+{OWN}.xla_gpu_graph_min_graph_size=1"]),
-    "no graphs": Try(overrides=[f"+{OWN}.xla_gpu_enable_command_buffer=''"]),
+    "XLA's own options": Try(overrides=_options(concurrent=False, double=False)),
+    "kernels side by side alone": Try(overrides=_options(concurrent=True, double=False)),
+    "two steps a turn alone": Try(overrides=_options(concurrent=False, double=True)),
+    "graphs of one kernel too": Try(overrides=_options(concurrent=True, double=True, graph_min_graph_size=1)),
+    "no graphs": Try(overrides=_options(concurrent=True, double=True, enable_command_buffer="''")),
     "threefry as a kernel": Try({"JAX_THREEFRY_GPU_KERNEL_LOWERING": "1"}),
     "the generator rbg": Try({"JAX_DEFAULT_PRNG_IMPL": "rbg"}),
     "TF32": Try(overrides=["precision.matmul=default"]),

@@ -11,6 +11,8 @@ from support import build, command_line, fingerprint
 from rlexp import compose
 from rlexp.config import ConfigError
 from rlexp.machine import hardware
+from rlexp.training import program
+from rlexp.training.layout import layout_of
 
 PROFILES = sorted(path.stem for path in (compose.CONF_DIR / "hardware").glob("*.yaml"))
 SIZES = {  # profile: (chips, hosts, topology)
@@ -176,3 +178,31 @@ def test_a_run_may_go_on_on_other_hardware():
     here = fingerprint("shards=4", "algo.num_envs=16")
     assert here == fingerprint("shards=4", "algo.num_envs=16", "hardware=v4-8")
     assert here != fingerprint("shards=2", "algo.num_envs=16", "hardware=v4-8", "hardware.mesh.data=2")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [("xla_gpu_fooo: 1", "xla_gpu_fooo"), ("xla_cpu_enable_fast_math: perhaps", "not a valid bool")],
+)
+def test_options_that_the_compiler_does_not_know(options, told):
+    config = profile(f"hardware.compiler_options={{{options}}}")
+    with pytest.raises(ConfigError, match=rf"^hardware\.compiler_options: .*{told}[^\n]*$"):
+        hardware.make(config)
+
+
+def test_virtual_devices_are_compiled_for_without_the_options_of_real_ones():
+    config = profile("hardware=gpu", "hardware.emulate=true")
+    assert config.compiler_options and not hardware.compiler_options(config)
+    assert hardware.compiler_options(profile("hardware=gpu-32")) == config.compiler_options
+
+
+@pytest.mark.parametrize("env", ["gymnax/cartpole", "gymnasium/cartpole"])
+def test_what_trains_and_evaluates_is_compiled_with_the_options(env):
+    """They are known to nobody, so that each program which has them is refused."""
+    lead = build(f"env={env}", "algo.num_envs=4", "algo.num_steps=8", "total_env_steps=64", "eval.num_episodes=1")
+    traced = program.trace([lead], layout_of([lead])._replace(compiler_options={"xla_gpu_fooo": 1}))
+    programs = [lambda: traced.lower_chunk().compile()]
+    programs += [] if lead.on_host else [traced.compile_evaluate]
+    for compiled in programs:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option: 'xla_gpu_fooo'"):
+            compiled()
