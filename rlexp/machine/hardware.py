@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +97,7 @@ class Config:
     """The default of algo.num_envs: 4 on one device, 4 times the data axis elsewhere."""
     param_rules: list[ParamRule]
     """First match wins; a parameter without a match is on every device."""
-    compiler_options: Host[dict[str, Any]]
+    compiler_options: Host[dict[str, Any]] = field(default_factory=dict)
     """Flags of XLA without their dashes, by which training and evaluation are compiled for these devices."""
     memory_bytes: Bytes | None
     """Main memory of a chip; null where it is that of the machine at hand."""
