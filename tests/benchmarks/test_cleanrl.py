@@ -43,5 +43,5 @@ def test_sides_and_verdicts(monkeypatch, tmp_path, capsys, checkout):
 
 def test_a_checkout_that_is_none(monkeypatch, tmp_path, checkout):
     monkeypatch.setenv("CLEANRL", str(tmp_path))
-    with pytest.raises(Failed, match=r"^CLEANRL: .* is no checkout of CleanRL; expected cleanrl/ppo_atari"):
+    with pytest.raises(Failed, match=r"^CLEANRL: .* is no checkout of https.*; expected cleanrl/ppo_atari"):
         cleanrl.measure(tmp_path, rounds=1, quick=True, say=lambda text: None)
