@@ -148,7 +148,8 @@ def _refilled(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Sto
     folder = sweep_dir / PACKS / name(pack)
     search = Search(pack, folder)
     if known := search.outcomes():
-        record.settle(known)  # it may have been killed before it said so, or before it had removed what it had kept
+        # It may have been killed before it said so, or before it had removed what it had kept.
+        record.settle(search.settled())
         for past in search.past():
             if all(known[number]["status"] != "failed" for number in past.jobs):
                 _remove(search.place(past))
@@ -157,8 +158,8 @@ def _refilled(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Sto
         heard, spent = Heard(record, folder.name), list[Path]()
         own = search.place(stretch)
         print(f"{words(jobs)}{f', from rung {stretch.passed} on' * bool(stretch.passed)}", flush=True)
-        waited = stretch.passed > 0
-        how = {"waited": waited, "again": not waited or store.checkpoints(own).is_dir(), "done_with": spent.append}
+        first = search.waits(stretch) and not _has_begun(jobs, own)  # one more stretch of the same attempt
+        how = {"waited": stretch.passed > 0, "again": not first, "done_with": spent.append}
         _train(jobs, own, sweep_dir, heard, stop=stop, programs=programs, **how)
         if heard.was_stopped:
             break
@@ -170,6 +171,14 @@ def _refilled(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Sto
         record.settle({number: {"status": "stopped"} for number in left})
     elif all(outcome["status"] != "failed" for outcome in search.outcomes().values()):
         _remove(folder)
+
+
+def _has_begun(jobs: Sequence[Job], folder: Path) -> bool:
+    """Whether trials that waited have trained on, as far as checkpoints tell."""
+    if len(jobs) > 1:
+        return store.checkpoints(folder).is_dir()
+    meta = _saved(jobs[0], jobs[0].dir)
+    return meta is not None and not inherit.is_waiting(meta)
 
 
 # --- a pack of which few are left ---------------------------------------------------------------------------------------

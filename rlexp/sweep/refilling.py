@@ -71,9 +71,19 @@ class Search:
         """Where it keeps its checkpoints. The same trials may go on together from more than one rung."""
         return self._folder.with_name(f"{name([self._jobs[number] for number in stretch.jobs])}-{stretch.passed}")
 
+    def settled(self) -> dict[int, dict[str, Any]]:
+        """The outcomes that count: those of trials that are tried again do not."""
+        again = {number for one in self._tried_again() for number in one.jobs}
+        return {number: outcome for number, outcome in self.outcomes().items() if number not in again}
+
+    def waits(self, stretch: Stretch) -> bool:
+        """Whether its trials go on, and do not begin or are tried again."""
+        ended = self.outcomes()
+        return all(ended.get(number, {}).get("status") == WAITING for number in stretch.jobs)
+
     def left(self) -> list[int]:
         """Trials that are not over."""
-        ended = self.outcomes()
+        ended = self.settled()
         return [n for n in self._jobs if ended.get(n, {}).get("status") not in OVER]
 
     def next(self) -> Stretch | None:
@@ -95,9 +105,7 @@ class Search:
         """Its jobs, told of all that have been at the rungs."""
         config, rung = self._config, stretch.passed
         brackets = max(len(config.seen), 1 + max(_halving(job).bracket for job in self._jobs.values()))
-        seen = [
-            [_as_given(self._seen(b, k, len(stretch.jobs))) for k in range(len(config.rungs))] for b in range(brackets)
-        ]
+        seen = [[_as_given(self._seen(b, k, stretch.jobs)) for k in range(len(config.rungs))] for b in range(brackets)]
 
         def told(job: Job) -> Job:
             own = dataclasses.replace(_halving(job), seen=seen, passed=rung)
@@ -118,16 +126,17 @@ class Search:
         steps = self._config.rungs[rung]
         return halving.had(self._jobs[number].dir, [steps])[1].get(str(steps))
 
-    def _seen(self, bracket: int, rung: int, more: int) -> Seen:
-        """Of all trials so far, in earlier batches too."""
-        returns = [
-            one.at_rung
+    def _seen(self, bracket: int, rung: int, jobs: Sequence[int]) -> Seen:
+        """Of all other trials so far, in earlier batches too, each once: one that has failed may come by a rung again."""
+        returns = {
+            one.job: one.at_rung
             for passed, came in self._past
             for one in came
             if passed == rung and one.at_rung is not None and _halving(self._jobs[one.job]).bracket == bracket
-        ]
+        }
+        others = [x for number, x in returns.items() if number not in jobs]
         before = halving.seen_at(self._config, bracket, rung)
-        return halving.window(returns, more, self._config.reduction, before)
+        return halving.window(others, len(jobs), self._config.reduction, before)
 
     def _waiting(self) -> dict[int, list[int]]:
         """{rungs that they have passed: trials}, in the order in which they came there."""
@@ -193,8 +202,9 @@ def try_again(sweep_dir: Path, failed: Sequence[Entry]) -> None:
 
 
 def _past(folder: Path) -> list[tuple[int, list[Came]]]:
+    read = _read(folder / _RECORD) or []
     try:
-        return [(int(passed), [_came(*one) for one in came]) for passed, came in _read(folder / _RECORD) or []]
+        return [(int(passed), [_came(*one) for one in came]) for passed, came in read]
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder / _RECORD}: somebody has changed this: {error!r}") from error
 

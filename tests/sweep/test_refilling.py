@@ -21,7 +21,7 @@ from rlexp.sweep import packs
 from rlexp.sweep.halving import make, window
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, at_once, slots
-from rlexp.sweep.refilling import Search, _as_given, try_again
+from rlexp.sweep.refilling import Search, Stretch, _as_given, try_again
 from rlexp.training import between
 from rlexp.training.between import Moment
 from rlexp.training.loop import Member, Resume, train_pack
@@ -98,6 +98,25 @@ def test_slots_are_full_while_there_are_new_trials(seed, tmp_path, monkeypatch):
     assert len({(one.passed, n) for one in stretches for n in one.jobs}) == sum(len(one.jobs) for one in stretches)
 
 
+def test_one_that_is_tried_again_is_not_over_and_is_no_peer_of_its_own(tmp_path, monkeypatch):
+    pack = pack_of(tmp_path, [1.0, 2.0, 3.0, 4.0], rungs=[64], slots=4)
+    monkeypatch.setattr(Search, "_at_rung", lambda self, rung, number: float(number))
+    ended = {0: {"status": "failed"}, 1: {"status": "failed"}, 2: {"status": "pruned"}, 3: {"status": "finished"}}
+    Search(pack, tmp_path).over(Stretch(0, (0, 1, 2, 3)), ended)
+    assert (Search(pack, tmp_path).left(), set(Search(pack, tmp_path).settled())) == ([], {0, 1, 2, 3})
+    rundir.write_json(tmp_path / "again.json", {"0": 1, "1": 1})
+    search = Search(pack, tmp_path)
+    first = search.next()
+    assert first == Stretch(0, (0,)) and not search.waits(first)
+    assert (search.left(), set(search.settled())) == ([0, 1], {2, 3})
+    assert search.of(first)[0].config.between.seen == [[[3.0, 0.0, 3.0, 2.0, 1.0]]]  # type: ignore[union-attr]
+    search.over(first, {0: {"status": "waiting"}})
+    assert search.waits(Stretch(1, (0,))) and search.left() == [0, 1]
+    search.over(Stretch(1, (0,)), {0: {"status": "finished"}})
+    assert search.next() == Stretch(0, (1,)) and search.left() == [1]
+    assert search.of(Stretch(0, (1,)))[0].config.between.seen == [[[3.0, 0.0, 3.0, 2.0, 0.0]]]  # type: ignore[union-attr]
+
+
 def test_who_has_what_it_was_to_have_waits_for_nobody(tmp_path):
     (job,) = pack_of(tmp_path, [1.0], slots=2, more=["stop_at.return=7"])
     left, returns = dict[int, str](), np.array([9.0, 6.0, 4.0, 1.0])
@@ -112,7 +131,7 @@ def test_what_cannot_be_read_is_told_and_not_begun_anew(tmp_path):
     pack = pack_of(tmp_path, [1.0, 2.0], slots=1)
     for text in ("[[0, [[0", "[[0, 1]]", '[[0, [[7, {"status": "pruned"}, 1.0]]]]', "[[0, [[0, {}, 1.0]]]]"):
         (tmp_path / "stretches.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"stretches\.json: "):
+        with pytest.raises(ConfigError, match=r"^[^:]*stretches\.json: [^/]*$"):
             Search(pack, tmp_path)
 
 
@@ -199,17 +218,23 @@ def test_one_that_is_stopped_again_and_again_goes_on(undisturbed, programs, tmp_
 def test_a_failure_is_that_trials_alone_and_can_be_tried_again(undisturbed, programs, tmp_path, monkeypatch):
     """It takes its place among those that wait, or trains on alone."""
     pack_of(tmp_path, **REFILLED)
-    (tmp_path / "3").write_text("")  # no directory can be made
-    go_on(tmp_path, programs, **REFILLED)
-    assert [status for status, _ in ends(tmp_path)] == ["pruned", "finished", "pruned", "failed"]
-    go_on(tmp_path, programs, **REFILLED)
-    assert ends(tmp_path)[3][0] == "failed"
-    (tmp_path / "3").unlink()
+    for i in (2, 3):
+        (tmp_path / str(i)).write_text("")  # no directory can be made
+    go_on(tmp_path, programs, StopAfter(7), **REFILLED)
+    assert [status for status, _ in ends(tmp_path)] == ["pruned", "stopped", "failed", "failed"]
+    for _ in range(2):
+        go_on(tmp_path, programs, **REFILLED)
+        assert [status for status, _ in ends(tmp_path)] == ["pruned", "finished", "failed", "failed"]
+    assert Manifest(tmp_path).jobs()[1].attempt == 2
+    for i in (2, 3):
+        (tmp_path / str(i)).unlink()
     manifest = Manifest(tmp_path)
-    try_again(tmp_path, [manifest.jobs()[3]._replace(pack=manifest.jobs()[0].pack)])
-    manifest.change([3], status="pending", error=None)
+    try_again(tmp_path, [one._replace(pack=manifest.jobs()[0].pack) for one in manifest.jobs()[2:]])
+    manifest.change([2, 3], status="pending", error=None)
+    go_on(tmp_path, programs, StopAfter(1), **REFILLED)
+    assert [status for status, _ in ends(tmp_path)] == ["pruned", "finished", "stopped", "stopped"]
     go_on(tmp_path, programs, **REFILLED)
-    assert ends(tmp_path)[3][0] == "finished" and ends(tmp_path)[2][0] == "pruned"
+    assert [status for status, _ in ends(tmp_path)] == ["pruned", "finished", "pruned", "finished"]
 
 
 @pytest.mark.slow
