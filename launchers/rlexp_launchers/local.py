@@ -15,7 +15,7 @@ from rlexp.sweep import worker
 from rlexp.sweep.launcher import Launch, LauncherConfig, More, run_packs, unfinished_packs
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, words
-from rlexp.sweep.supervise import Ended
+from rlexp.sweep.supervise import Ended, Why
 from rlexp.sweep.worker import Task
 
 if TYPE_CHECKING:
@@ -77,14 +77,21 @@ def _workers(number: int, leads: Sequence[Job], tasks: Sequence[Task]) -> "_Work
 
 
 def _train_here(packs: Sequence[Sequence[Job]], sweep_dir: Path, manifest: Manifest, programs: "Programs") -> bool:
-    """One after the other, in this process. Whether it was told to stop."""
+    """One after the other, in this process. Whether it was told to stop. Raises ConfigError, once the others have been trained,
+    where nobody knows how far a pack has come."""
     from rlexp.sweep.packs import train
 
+    troubles = list[ConfigError]()
     with stop_on_signals() as stop:
         for number, pack in enumerate(packs, 1):
             if stop.reason is None:
                 print(f"{number} of {len(packs)}: {words(pack)}", flush=True)
-                train(pack, sweep_dir, manifest, stop=stop, programs=programs)
+                try:
+                    train(pack, sweep_dir, manifest, stop=stop, programs=programs)
+                except ConfigError as error:
+                    troubles.append(error)
+        if troubles:
+            raise troubles[0]
         return stop.reason is not None
 
 
@@ -133,7 +140,8 @@ class _Workers:
                 del self._running[task.name]
                 code = process.returncode
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                gone[task.name] = Ended(f"{how}; its log is {task.log}")
+                why = Why.HOPELESS if code == worker.REFUSED else Why.DIED
+                gone[task.name] = Ended(f"{how}; its log is {task.log}", why)
         return gone
 
     def stop(self) -> bool:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlexp import kinds
+from rlexp import endings, kinds
 from rlexp.config import Config, ConfigError, parse
 from rlexp.storage import rundir, store
 from rlexp.sweep import journal
@@ -36,6 +36,7 @@ from rlexp.sweep.manifest import Entry, Manifest
 from rlexp.sweep.packing import Job, name
 
 FOLDER = "workers"  # in the sweep's directory
+REFUSED = 2  # exit code of a worker that cannot use what it is given
 AGAIN = 75  # exit code of a worker that a signal stopped, and whose pack is to go on later (EX_TEMPFAIL)
 
 
@@ -241,6 +242,15 @@ def _end_with_the_parent(parent: int) -> None:
             sys.exit(1)
 
 
+def main(sweep_dir: Path, name: str) -> int:
+    """The exit code. Of bad input one line is enough, and another start would help no more."""
+    try:
+        run(sweep_dir, name)
+    except ConfigError as error:
+        return endings.told(error, program="rlexp.sweep.worker")
+    return 0
+
+
 if __name__ == "__main__":
     _end_with_the_parent(int(os.environ["RLEXP_PARENT"]))
-    run(Path(sys.argv[1]), sys.argv[2])
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

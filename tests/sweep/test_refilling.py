@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from rlexp import experiment
 from rlexp.config import ConfigError
 from rlexp.machine.stop import Stop
 from rlexp.storage import rundir
-from rlexp.sweep import packs
+from rlexp.sweep import packs, worker
 from rlexp.sweep.halving import make, window
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, at_once, slots
-from rlexp.sweep.refilling import Search, Stretch, _as_given, try_again
+from rlexp.sweep.refilling import Search, Stretch, _as_given, _read, try_again
+from rlexp.sweep.supervise import Why
 from rlexp.training import between
 from rlexp.training.between import Moment
 from rlexp.training.loop import Member, Resume, train_pack
+from rlexp_launchers import local
 
 from .halvings import Killed, go_on, killed_at, pack_of
 
@@ -133,6 +136,34 @@ def test_what_cannot_be_read_is_told_and_not_begun_anew(tmp_path):
         (tmp_path / "stretches.json").write_text(text)
         with pytest.raises(ConfigError, match=r"^[^:]*stretches\.json: [^/]*$"):
             Search(pack, tmp_path)
+
+
+def test_the_other_searches_are_trained_all_the_same(tmp_path, monkeypatch):
+    begun = list[Any]()
+
+    def train(pack: Any, *_: Any, **how: Any) -> None:
+        begun.append(pack[0].number)
+        if begun == [0]:
+            raise ConfigError("stretches.json: this cannot be read")
+
+    monkeypatch.setattr(packs, "train", train)
+    pack = pack_of(tmp_path, [1.0, 2.0])
+    with pytest.raises(ConfigError, match=r"stretches\.json"):
+        local._train_here([pack[:1], pack[1:]], tmp_path, Manifest(tmp_path), packs.Programs())
+    assert begun == [0, 1]
+
+
+def test_a_worker_that_cannot_read_it_says_so_once(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(worker, "run", lambda *_: _read(tmp_path / "stretches.json"))
+    (tmp_path / "stretches.json").write_text("[[0")
+    assert worker.main(tmp_path, "a") == worker.REFUSED
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    workers, task = local._Workers(1, []), worker.Task(tmp_path, "a", [0])
+    for code, why in ((worker.REFUSED, Why.HOPELESS), (1, Why.DIED)):
+        process = subprocess.Popen(["sh", "-c", f"exit {code}"])
+        process.wait()
+        workers._running["a"] = process, 0
+        assert workers.ended([task])["a"].why is why
 
 
 def test_a_smaller_max_pack_counts(tmp_path):
