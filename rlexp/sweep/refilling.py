@@ -12,6 +12,7 @@ In `packs/<name of all trials>/`:
   again.json       {job: of how many failures nobody is to think any more}
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from rlexp.sweep.packing import PACKS, Job, at_once, name
 
 WAITING = "waiting"
 _RECORD, _AGAIN = "stretches.json", "again.json"
+_WITHOUT = {_RECORD: "those that have not finished begin anew", _AGAIN: "`retry` can be given once more"}
 
 
 class Came(NamedTuple):
@@ -57,7 +59,7 @@ class Search:
         self._past = _past(folder)
         if unknown := self.outcomes().keys() - self._jobs.keys():
             raise ConfigError(f"{folder / _RECORD}: job {min(unknown)} is none of this pack")
-        self._forgiven = {int(number): count for number, count in (_read(folder / _AGAIN) or {}).items()}
+        self._forgiven = _forgiven(folder)
 
     def outcomes(self) -> dict[int, dict[str, Any]]:
         """What came of each trial that has trained, at last."""
@@ -197,16 +199,17 @@ def try_again(sweep_dir: Path, failed: Sequence[Entry]) -> None:
         failures = [one.job for _, came in _past(folder) for one in came if one.outcome["status"] == "failed"]
         its = [job.number for job in failed if job.pack == pack and job.number in failures]
         if its:
-            again = _read(folder / _AGAIN) or {}
-            rundir.write_json(folder / _AGAIN, again | {str(number): failures.count(number) for number in its})
+            rundir.write_json(folder / _AGAIN, _forgiven(folder) | {number: failures.count(number) for number in its})
 
 
 def _past(folder: Path) -> list[tuple[int, list[Came]]]:
-    read = _read(folder / _RECORD) or []
-    try:
-        return [(int(passed), [_came(*one) for one in came]) for passed, came in read]
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder / _RECORD}: somebody has changed this: {error!r}") from error
+    with _told(folder / _RECORD):
+        return [(int(passed), [_came(*one) for one in came]) for passed, came in _read(folder / _RECORD) or []]
+
+
+def _forgiven(folder: Path) -> dict[int, int]:
+    with _told(folder / _AGAIN):
+        return {int(number): int(count) for number, count in (_read(folder / _AGAIN) or {}).items()}
 
 
 def _came(job: int, outcome: dict[str, Any], at_rung: float | None) -> Came:
@@ -215,10 +218,18 @@ def _came(job: int, outcome: dict[str, Any], at_rung: float | None) -> Came:
 
 
 def _read(path: Path) -> Any:
-    """None where there is no such file. Raises ConfigError."""
+    """None where there is no such file."""
     found = rundir.read_json(path)
     if found is None and path.exists():
-        raise ConfigError(
-            f"{path}: this cannot be read, and without it nobody knows how far the trials of the sweep have come"
-        )
+        raise ValueError("no JSON")
     return found
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Raises ConfigError where it is not as it was written."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = "this cannot be read, and nobody knows what became of the search's trials"
+        raise ConfigError(f"{path}: {what} ({error!r}); remove it, and {_WITHOUT[path.name]}") from error

@@ -22,7 +22,7 @@ from rlexp.sweep import packs, worker
 from rlexp.sweep.halving import make, window
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, at_once, slots
-from rlexp.sweep.refilling import Search, Stretch, _as_given, _read, try_again
+from rlexp.sweep.refilling import Search, Stretch, _as_given, try_again
 from rlexp.sweep.supervise import Why
 from rlexp.training import between
 from rlexp.training.between import Moment
@@ -110,7 +110,7 @@ def test_one_that_is_tried_again_is_not_over_and_is_no_peer_of_its_own(tmp_path,
     rundir.write_json(tmp_path / "again.json", {"0": 1, "1": 1})
     search = Search(pack, tmp_path)
     first = search.next()
-    assert first == Stretch(0, (0,)) and not search.waits(first)
+    assert first is not None and first == Stretch(0, (0,)) and not search.waits(first)
     assert (search.left(), set(search.settled())) == ([0, 1], {2, 3})
     assert search.of(first)[0].config.between.seen == [[[3.0, 0.0, 3.0, 2.0, 1.0]]]  # type: ignore[union-attr]
     search.over(first, {0: {"status": "waiting"}})
@@ -136,6 +136,11 @@ def test_what_cannot_be_read_is_told_and_not_begun_anew(tmp_path):
         (tmp_path / "stretches.json").write_text(text)
         with pytest.raises(ConfigError, match=r"^[^:]*stretches\.json: [^/]*$"):
             Search(pack, tmp_path)
+    (tmp_path / "stretches.json").unlink()
+    for text in ("[[0", "[1]", '{"a": 1}'):
+        (tmp_path / "again.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"again\.json: [^/]*$"):
+            Search(pack, tmp_path)
 
 
 def test_the_other_searches_are_trained_all_the_same(tmp_path, monkeypatch):
@@ -154,7 +159,7 @@ def test_the_other_searches_are_trained_all_the_same(tmp_path, monkeypatch):
 
 
 def test_a_worker_that_cannot_read_it_says_so_once(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(worker, "run", lambda *_: _read(tmp_path / "stretches.json"))
+    monkeypatch.setattr(worker, "run", lambda *_: Search(pack_of(tmp_path, [1.0], slots=1), tmp_path))
     (tmp_path / "stretches.json").write_text("[[0")
     assert worker.main(tmp_path, "a") == worker.REFUSED
     assert len(capfd.readouterr().err.splitlines()) == 1
