@@ -17,12 +17,18 @@ def scan(f: Callable[[Any, Any], tuple[Any, PyTree]], init: Any, xs: PyTree = No
 
     A step has a dozen numbers to log and half a dozen rows to keep. On a GPU each of them would be a copy into an array of its own,
     between the kernels of a step, which are started together but for such copies.
+
+    Words have no derivatives: what is differentiated by takes `jax.lax.scan`, and is told so.
+
+    Raises:
+      TypeError: an output that is written with others is differentiated.
     """
     kept: list[Any] = []  # how to take them apart, which is known once f was traced
 
     def packed(carry: Any, x: Any) -> tuple[Any, list[jax.Array]]:
         carry, out = f(carry, x)
         leaves, tree = jax.tree.flatten(out)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]  # `Mean(loss, 1.0)` has a number of Python
         like = [jax.typeof(leaf) for leaf in leaves]
         groups = defaultdict[Any, list[int]](list)
         for i, leaf in enumerate(like):
@@ -42,7 +48,7 @@ def scan(f: Callable[[Any, Any], tuple[Any, PyTree]], init: Any, xs: PyTree = No
             continue
         begin = 0
         for i in group:
-            end = begin + (like[i].size // (like[i].shape[0] if like[i].shape else 1))
+            end = begin + (like[i].shape[1] if like[i].ndim == 2 else 1)
             leaves[i] = _as(column[:, begin:end], like[i])
             begin = end
     return carry, jax.tree.unflatten(tree, [leaves[i] for i in range(len(like))])
@@ -52,15 +58,26 @@ def _group(leaf: Any) -> Any:
     """Outputs of one are written together: rows of as many. None for one that is written alone."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or (leaf.dtype != bool and leaf.dtype.itemsize != 4):
         return None
-    if leaf.ndim > 2 or (leaf.ndim == 2 and leaf.shape[1] > _MAX_WORDS):
+    if leaf.weak_type or leaf.ndim > 2 or (leaf.ndim == 2 and leaf.shape[1] > _MAX_WORDS):
         return None
     return ("rows", leaf.shape[0]) if leaf.ndim else "scalars"
 
 
 def _words(leaf: jax.Array) -> jax.Array:
     """[], [B] or [B, n] -> uint32 [1], [1, B] or [n, B]."""
-    x = leaf.astype(jnp.uint32) if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    x = leaf.astype(jnp.uint32) if leaf.dtype == bool else _bits(leaf)
     return x.T if x.ndim == 2 else x[None]
+
+
+@jax.custom_jvp
+def _bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+@_bits.defjvp
+def _no_slopes(primals: Any, tangents: Any) -> Any:
+    """JAX's own rule says that they are zero."""
+    raise TypeError("rlexp.ops.scan has no derivatives; take jax.lax.scan")
 
 
 def _as(words: jax.Array, like: Any) -> jax.Array:

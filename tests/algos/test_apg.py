@@ -48,6 +48,14 @@ def by_hand(built: Any, data: Any, state: Any, num_steps: int, gamma: float) -> 
     return mean_return
 
 
+def test_what_is_played_has_slopes():
+    """Of each action, but of the last row, which has none."""
+    built, source, state = parts("algo.num_steps=2")
+    policy = built.algorithm.policy(state, True)
+    batch = jax.jit(lambda key: source.next(source.init(key, policy), policy)[1])(jax.random.key(1))
+    assert np.asarray(batch.trajectory.extras["return_gradient"])[0, :-1].all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["false", "true"])
 def test_the_gradient_is_that_of_the_return_and_of_finite_differences(remat):

@@ -25,16 +25,17 @@ KINDS = {
     "other row": lambda x, b: x[: b + 1],
     "nan": lambda x, b: x[0] * jnp.nan,
     "zero": lambda x, b: -0.0 * jnp.abs(x[:b]),
+    "python": lambda x, b: 1.0,
 }
 
 
 def numbers(x):
     x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    return np.asarray(x).tobytes(), x.shape, x.dtype
+    return np.asarray(x).tobytes(), x.shape, x.dtype, x.weak_type
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.sampled_from(sorted(KINDS)), max_size=8), st.integers(1, 3), st.integers(1, 4), st.booleans())
+@given(st.lists(st.sampled_from(sorted(KINDS)), max_size=8), st.integers(0, 3), st.integers(1, 4), st.booleans())
 def test_it_is_jaxs_scan_to_the_bit(kinds, b, length, members):
     def step(carry, x):
         carry = jnp.sin(carry + x)
@@ -64,3 +65,12 @@ def test_small_outputs_are_written_together(kinds, pieces):
 
 def test_a_length_in_place_of_rows():
     assert scan(lambda c, _: (c + 1, (c, 2 * c)), 0, length=3)[1][1].tolist() == [0, 2, 4]
+
+
+def test_its_words_have_no_derivatives():
+    """They would be zero, and nobody would be told."""
+    step = lambda c, x: (c + x, (x * c, c))  # noqa: E731
+    with pytest.raises(TypeError, match=r"take jax\.lax\.scan"):
+        jax.grad(lambda c: scan(step, c, jnp.arange(3.0))[1][0].sum())(jnp.ones(()))
+    beside = lambda c: c * scan(step, jnp.ones(()), jnp.arange(3.0))[1][0].sum()  # noqa: E731
+    assert jax.grad(beside)(1.0) == beside(1.0)
