@@ -97,7 +97,7 @@ class Config:
     """The default of algo.num_envs: 4 on one device, 4 times the data axis elsewhere."""
     param_rules: list[ParamRule]
     """First match wins; a parameter without a match is on every device."""
-    compiler_options: Host[dict[str, Any]] = field(default_factory=dict)
+    compiler_options: Host[dict[str, Flag | int | float | str]] = field(default_factory=dict)
     """Flags of XLA without their dashes, by which training and evaluation are compiled for these devices."""
     memory_bytes: Bytes | None
     """Main memory of a chip; null where it is that of the machine at hand."""
@@ -155,28 +155,32 @@ def make(config: Config, num_members: int = 1) -> Mesh:
       ConfigError: they are not those of the profile; and the ways on.
     """
     mesh = _real(config)
-    if mesh is not None and num_members > 1 and mesh.size == 1 and config.platform == "cpu" and not config.emulate:
-        most = min(_pack_devices(config), len(jax.devices("cpu")))
-        size = max(n for n in range(1, most + 1) if num_members % n == 0)
-        return _grid(jax.devices("cpu")[:size], size, 1)
     if mesh is None:
         plan = "run=plan" if config.platform == "tpu" else "run=plan hardware.emulate=true"
         raise ConfigError(
             f"{_mismatch(config)}. Ways on: launcher=... to run where they are, hardware.emulate=true for virtual CPU "
             f"devices, {plan} to compile without them"
         )
-    if options := compiler_options(config):
-        try:
-            jax.jit(lambda: 0, compiler_options=options).lower().compile()
-        except jax.errors.JaxRuntimeError as error:
-            told = str(error).partition(": ")[2] or str(error)
-            raise ConfigError(f"hardware.compiler_options: XLA says of {options}: {told}") from error
+    _check_options(config)
+    if num_members > 1 and mesh.size == 1 and config.platform == "cpu" and not config.emulate:
+        most = min(_pack_devices(config), len(jax.devices("cpu")))
+        size = max(n for n in range(1, most + 1) if num_members % n == 0)
+        return _grid(jax.devices("cpu")[:size], size, 1)
     return mesh
 
 
 def compiler_options(config: Config) -> dict[str, Any]:
     """What a program of these devices is compiled with: none of it on virtual ones, which another compiler makes."""
     return {} if config.emulate else dict(config.compiler_options)
+
+
+def _check_options(config: Config) -> None:
+    if options := compiler_options(config):
+        try:
+            jax.jit(lambda: 0, compiler_options=options).lower().compile()
+        except jax.errors.JaxRuntimeError as error:
+            told = str(error).partition(": ")[2] or str(error)
+            raise ConfigError(f"hardware.compiler_options: XLA says of {options}: {told}") from error
 
 
 def _real(config: Config) -> Mesh | None:
@@ -205,6 +209,7 @@ def describe(config: Config) -> Mesh:
                 f"{_mismatch(config)}. run=plan needs no devices where platform is tpu; elsewhere compile where they are, or "
                 "with hardware.emulate=true for virtual CPU devices in the same mesh"
             )
+        _check_options(config)
         return mesh
     assert config.tpu is not None, "a TPU profile without `tpu`"
     if importlib.util.find_spec("libtpu") is None:

@@ -186,8 +186,15 @@ def test_a_run_may_go_on_on_other_hardware():
 )
 def test_options_that_the_compiler_does_not_know(options, told):
     config = profile(f"hardware.compiler_options={{{options}}}")
-    with pytest.raises(ConfigError, match=rf"^hardware\.compiler_options: .*{told}[^\n]*$"):
-        hardware.make(config)
+    for mesh_of in (hardware.make, lambda config: hardware.make(config, num_members=2), hardware.describe):
+        with pytest.raises(ConfigError, match=rf"^hardware\.compiler_options: .*{told}[^\n]*$"):
+            mesh_of(config)
+
+
+@pytest.mark.parametrize("value", ["null", "[1]", "{a: 1}"])
+def test_options_that_are_no_values_of_flags(value):
+    with pytest.raises(ConfigError, match=r"^hardware\.compiler_options\.xla_dump_to: .* is not allowed"):
+        profile(f"hardware.compiler_options={{xla_dump_to: {value}}}")
 
 
 def test_virtual_devices_are_compiled_for_without_the_options_of_real_ones():
