@@ -154,7 +154,14 @@ def make(
     apart.refuse(config)
     if inner is None:
         assert isinstance(env, Env)
-        inner = rollout.make(rollout.Config(module=rollout.__name__), env=env, algorithm=algorithm, **sizes)
+        inner = rollout.make(
+            rollout.Config(module=rollout.__name__),
+            env=env,
+            algorithm=algorithm,
+            num_envs=num_envs,
+            num_steps=num_steps,
+            num_shards=num_shards,
+        )
     return _stepping(inner, config, env=env, algorithm=algorithm, **sizes)
 
 
