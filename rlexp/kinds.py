@@ -187,6 +187,7 @@ class HardwareFields:
     pack_devices: Count | None
     num_envs: Count
     param_rules: list[Any]
+    compiler_options: dict[str, Any]
     memory_bytes: Any
     rates: Any
 

@@ -17,11 +17,6 @@ def scan(f: Callable[[Any, Any], tuple[Any, PyTree]], init: Any, xs: PyTree = No
 
     A step has a dozen numbers to log and half a dozen rows to keep. On a GPU each of them would be a copy into an array of its own,
     between the kernels of a step, which are started together but for such copies.
-
-    Words have no derivatives: what is differentiated by takes `jax.lax.scan`, and is told so.
-
-    Raises:
-      TypeError: an output that is written with others is differentiated.
     """
     kept: list[Any] = []  # how to take them apart, which is known once f was traced
 
@@ -35,7 +30,7 @@ def scan(f: Callable[[Any, Any], tuple[Any, PyTree]], init: Any, xs: PyTree = No
             groups[_group(leaf) or i].append(i)
         kept[:] = [tree, like, list(groups.values())]
         return carry, [
-            leaves[group[0]] if len(group) == 1 else jnp.concatenate([_words(leaves[i]) for i in group])
+            leaves[group[0]] if len(group) == 1 else jnp.concatenate([_row(leaves[i]) for i in group])
             for group in groups.values()
         ]
 
@@ -55,32 +50,26 @@ def scan(f: Callable[[Any, Any], tuple[Any, PyTree]], init: Any, xs: PyTree = No
 
 
 def _group(leaf: Any) -> Any:
-    """Outputs of one are written together: rows of as many. None for one that is written alone."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or (leaf.dtype != bool and leaf.dtype.itemsize != 4):
-        return None
+    """Outputs of one are written together: rows of as many, of float32 or of integers. None for one that is written alone."""
     if leaf.weak_type or leaf.ndim > 2 or (leaf.ndim == 2 and leaf.shape[1] > _MAX_WORDS):
         return None
-    return ("rows", leaf.shape[0]) if leaf.ndim else "scalars"
+    if leaf.dtype not in (jnp.float32, jnp.int32, jnp.uint32, jnp.bool):
+        return None
+    return leaf.dtype == jnp.float32, leaf.shape[:1]
 
 
-def _words(leaf: jax.Array) -> jax.Array:
-    """[], [B] or [B, n] -> uint32 [1], [1, B] or [n, B]."""
-    x = leaf.astype(jnp.uint32) if leaf.dtype == bool else _bits(leaf)
-    return x.T if x.ndim == 2 else x[None]
+def _row(leaf: jax.Array) -> jax.Array:
+    """[], [B] or [B, n] -> [1], [1, B] or [n, B]: float32 as it is, so that it has its derivatives, all else as uint32."""
+    if leaf.dtype == bool:
+        leaf = leaf.astype(jnp.uint32)
+    elif leaf.dtype != jnp.float32:
+        leaf = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    return leaf.T if leaf.ndim == 2 else leaf[None]
 
 
-@jax.custom_jvp
-def _bits(x: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, jnp.uint32)
-
-
-@_bits.defjvp
-def _no_slopes(primals: Any, tangents: Any) -> Any:
-    """JAX's own rule says that they are zero."""
-    raise TypeError("rlexp.ops.scan has no derivatives; take jax.lax.scan")
-
-
-def _as(words: jax.Array, like: Any) -> jax.Array:
-    """uint32 [T, n] or [T, n, B] -> [T], [T, B] or [T, B, n]."""
-    x = words.swapaxes(1, 2) if like.ndim == 2 else words[:, 0]
-    return x.astype(bool) if like.dtype == bool else jax.lax.bitcast_convert_type(x, like.dtype)
+def _as(rows: jax.Array, like: Any) -> jax.Array:
+    """[T, n] or [T, n, B] -> [T], [T, B] or [T, B, n]."""
+    x = rows.swapaxes(1, 2) if like.ndim == 2 else rows[:, 0]
+    if like.dtype in (x.dtype, bool):
+        return x.astype(like.dtype)
+    return jax.lax.bitcast_convert_type(x, like.dtype)

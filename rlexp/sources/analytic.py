@@ -76,7 +76,6 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         num_envs=num_envs,
         num_steps=num_steps,
         num_shards=num_shards,
-        loop=jax.lax.scan,
     )
 
     def init(key: Key, policy: Any) -> rollout.Data:

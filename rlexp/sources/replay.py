@@ -154,14 +154,7 @@ def make(
     apart.refuse(config)
     if inner is None:
         assert isinstance(env, Env)
-        inner = rollout.make(
-            rollout.Config(module=rollout.__name__),
-            env=env,
-            algorithm=algorithm,
-            num_envs=num_envs,
-            num_steps=num_steps,
-            num_shards=num_shards,
-        )
+        inner = rollout.make(rollout.Config(module=rollout.__name__), env=env, algorithm=algorithm, **sizes)
     return _stepping(inner, config, env=env, algorithm=algorithm, **sizes)
 
 

@@ -1,6 +1,5 @@
 """Steps environments with the current policy: a trajectory of `num_steps` a call, and nothing kept but environments."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -36,21 +35,8 @@ class Data(NamedTuple):
     episode_length: jax.Array  # [b] float32, agent steps
 
 
-def make(
-    config: Config,
-    *,
-    env: Env,
-    algorithm: Algorithm,
-    num_envs: int,
-    num_steps: int,
-    num_shards: int,
-    loop: Callable[..., Any] = scan,
-) -> Source:
-    """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of one shard.
-
-    Args:
-      loop: jax.lax.scan where what is played is differentiated.
-    """
+def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_steps: int, num_shards: int) -> Source:
+    """A source of [1, num_steps + 1, num_envs] trajectories; `num_envs` are the environments of one shard."""
     del config, num_shards
     carry_of, act, envs = algorithm.carry, algorithm.act, batched(env)
 
@@ -99,7 +85,7 @@ def make(
         key, act_key = jax.random.split(data.key)
         memory = jax.tree.map(lambda x: x[None], data.carry)
         keys = jax.random.split(act_key, num_steps)
-        data, (rows, metrics) = loop(lambda d, k: step(d, policy, k), data._replace(key=key), keys)
+        data, (rows, metrics) = scan(lambda d, k: step(d, policy, k), data._replace(key=key), keys)
         final = data.timestep
         pad = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), rows)  # row T supplies obs and first only
         pad = pad._replace(obs=jax.tree.map(lambda x: x[None], final.obs), first=final.first[None])

@@ -52,7 +52,8 @@ def test_it_is_jaxs_scan_to_the_bit(kinds, b, length, members):
 
 
 @pytest.mark.parametrize(
-    ("kinds", "pieces"), [(["number", "count", "sign", "nan"], 1), (["row", "signs", "small rows"], 1)]
+    ("kinds", "pieces"),
+    [(["number", "nan"], 1), (["number", "count", "sign", "nan"], 2), (["row", "signs", "small rows", "integers"], 2)],
 )
 def test_small_outputs_are_written_together(kinds, pieces):
     def step(carry, x):
@@ -67,10 +68,18 @@ def test_a_length_in_place_of_rows():
     assert scan(lambda c, _: (c + 1, (c, 2 * c)), 0, length=3)[1][1].tolist() == [0, 2, 4]
 
 
-def test_its_words_have_no_derivatives():
-    """They would be zero, and nobody would be told."""
-    step = lambda c, x: (c + x, (x * c, c))  # noqa: E731
-    with pytest.raises(TypeError, match=r"take jax\.lax\.scan"):
-        jax.grad(lambda c: scan(step, c, jnp.arange(3.0))[1][0].sum())(jnp.ones(()))
-    beside = lambda c: c * scan(step, jnp.ones(()), jnp.arange(3.0))[1][0].sum()  # noqa: E731
-    assert jax.grad(beside)(1.0) == beside(1.0)
+def test_it_has_the_derivatives_of_jaxs():
+    """In both modes, also of what is written with others."""
+
+    def of(function):
+        def whole(c):
+            step = lambda c, x: (jnp.sin(c + x), (c[0] * x, c[1], c, c > 0, jnp.outer(c, c)))  # noqa: E731
+            carry, (number, other, row, _, small) = function(step, c, jnp.linspace(0.1, 1.0, 3))
+            return (carry * row * small.sum(-1)).sum() + (number * other).sum()
+
+        c = jnp.linspace(-1.0, 1.0, 4)
+        return jax.grad(whole)(c), jax.jvp(whole, (c,), (jnp.cos(c),))[1]
+
+    for ours, theirs in zip(of(scan), of(jax.lax.scan), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        assert np.any(np.abs(ours) > 0.01)
