@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks import peers, roofline
+from benchmarks import peers, rejax, roofline
 from benchmarks.measure import (
     BENCH,
     ROOT,
@@ -34,8 +34,8 @@ from benchmarks.measure import (
     verdict,
     write,
 )
-from benchmarks.rejax import AIM, RATE, REQUIREMENTS, mean_return, returns_table
-from benchmarks.same import compare_lines, saved
+from benchmarks.rejax import AIM, RATE, mean_return, returns_table
+from benchmarks.same import compare
 from benchmarks.work import FULL, Work, overrides
 from benchmarks.worker import Worker
 
@@ -162,9 +162,7 @@ def _sides(platform: str, work: Work, about: dict, *, quick: bool, say: Say) -> 
         worker = Worker([sys.executable, "-m", "benchmarks.gpu_run", asked])
         sides["rlexp" if precision == "f32" else "rlexp, bf16"] = (worker.ask, worker)
     try:
-        python = peers.environment(
-            f"rejax-{platform}", REQUIREMENTS, say, more=["jax[cuda13]"] if platform == "gpu" else []
-        )
+        python = rejax.environment(say, gpu=platform == "gpu")
     except Failed as error:
         say(f"without peers: {error}")
         return sides
@@ -227,21 +225,20 @@ def _exact(platform: str, *, quick: bool, say: Say) -> dict[str, list]:
         own = [*what.overrides, f"hardware={platform}", "algo.num_envs=64", f"total_env_steps={steps}", "logger=quiet"]
         own += [f"eval.every_env_steps={steps // 20}", "checkpoint.keep_last=100"]
         own += [f"checkpoint.every_updates={max(1, what.every_updates // (100 if quick else 1))}"]
-        cache = f"compilation_cache={home / name.replace(' ', '-') / 'cache'}"
-        places = {side: home / name.replace(" ", "-") / side for side in ("once", "twice", "killed")}
+        place = home / name.replace(" ", "-").replace(",", "")
+        own.append(f"compilation_cache={place / 'cache'}")
         try:
             for side in ("once", "twice"):
-                _rlexp([*own, cache, f"hydra.run.dir={places[side]}"])
-            _killed([*own, cache, f"hydra.run.dir={places['killed']}"], places["killed"])
-            _rlexp([f"resume={places['killed']}"])
-            found = [saved(place) for place in places.values()]
-            lines = [_lines(place) for place in places.values()]
+                _rlexp([*own, f"hydra.run.dir={place / side}"])
+            _killed([*own, f"hydra.run.dir={place / 'killed'}"], place / "killed")
+            _rlexp([f"resume={place / 'killed'}"])
+            found = [compare(name, place / "once", place / side) for side in ("twice", "killed")]
         except Failed as error:
             say(f"  {name}: {error}")
             return name, [0, 0, "failed", "failed"]
-        same = ["same" if not _differences(found[0], found[i], lines[0], lines[i]) else "DIFFERS" for i in (1, 2)]
+        same = ["DIFFERS" if one.differences else "same" for one in found]
         say(f"  {name}: twice {same[0]}, killed and resumed {same[1]}")
-        return name, [len(found[0][1]), len(lines[0]), *same]
+        return name, [found[0].leaves, found[0].lines, *same]
 
     with ThreadPoolExecutor(len(EXACT)) as lanes:
         return dict(lanes.map(one, EXACT.items()))
@@ -270,15 +267,6 @@ def _killed(arguments: Sequence[str], run_dir: Path) -> None:
     running.wait()
     if ended:
         raise Failed("it ended before it was killed")
-
-
-def _lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def _differences(theirs: Any, ours: Any, their_lines: Sequence[dict], our_lines: Sequence[dict]) -> list[str]:
-    found = [path for path, leaf in theirs[1].items() if leaf.tobytes() != ours[1][path].tobytes()]
-    return found + compare_lines(their_lines, our_lines)[0] + ([] if theirs[0] == ours[0] else ["update"])
 
 
 # --- what a step costs -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import BENCH, Sample
-from benchmarks.work import packed
+from benchmarks.work import packed, sample_of
 from benchmarks.worker import answer
 
 REPETITIONS = 5
@@ -32,13 +32,7 @@ def _train(overrides: list[str], seed: int) -> Sample:
     folder = BENCH / "runs" / f"gpu{os.getpid()}"
     summary = packed(overrides, [seed], folder)[0]
     shutil.rmtree(folder)
-    return {
-        "seed": seed,
-        "env_steps_per_second": summary["env_steps_per_second"],
-        "env_steps": summary["env_steps"],
-        "return_mean": summary["objective"],
-        "compile_s": summary["compile_s"],
-    }
+    return sample_of(seed, summary)
 
 
 def _costs(overrides: list[str], sizes: list[int]) -> list[Sample]:

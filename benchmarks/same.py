@@ -204,7 +204,7 @@ def compare_case(case: Case, base: Side, ours: Side, commit: str) -> list[Compar
     runs = sorted(path.parent.relative_to(kept / "whole") for path in (kept / "whole").glob("**/summary.json"))
     if not runs:
         raise Failed(f"{case.name}: no run has ended")
-    return [_compare(case.name, kept / "whole" / run, place / run) for run in runs]
+    return [compare(case.name, kept / "whole" / run, place / run) for run in runs]
 
 
 def _empty(place: Path) -> None:
@@ -212,7 +212,8 @@ def _empty(place: Path) -> None:
     place.mkdir(parents=True)
 
 
-def _compare(case: str, theirs: Path, ours: Path) -> Compared:
+def compare(case: str, theirs: Path, ours: Path) -> Compared:
+    """Every leaf of the last checkpoints, and every metric line."""
     config = _yaml(theirs / "config.yaml")
     name = f"{config['algo']['module'].split('.')[-1]} {config['precision']['compute']} {theirs.name}"
     differences, new = [], []

@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,13 +138,17 @@ def train(work: Work | ReplayWork, *, seed: int, more: list[str], timeout_s: flo
     run_dir, seconds = launch(with_dir, timeout_s=timeout_s)
     summary = json.loads((run_dir / "summary.json").read_text())
     shutil.rmtree(run_dir)
+    return sample_of(seed, summary) | {"process_s": seconds}
+
+
+def sample_of(seed: int, summary: Mapping[str, Any]) -> Sample:
+    """What a run's summary says of a training."""
     return {
         "seed": seed,
         "env_steps_per_second": summary["env_steps_per_second"],
         "env_steps": summary["env_steps"],
         "return_mean": summary["objective"],
         "compile_s": summary["compile_s"],
-        "process_s": seconds,
     }
 
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.measure import ROOT, Failed
@@ -19,9 +19,9 @@ TIMEOUT_S = 300.0
 class Worker:
     """Starts at the first question. JAX takes of the GPU's memory what it needs and no more: the sides share it."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None):
+    def __init__(self, command: Sequence[str]):
         self._command = list(command)
-        self._env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | dict(env or {})
+        self._env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, seed: int) -> Any:

@@ -96,8 +96,7 @@ class Rungs:
 
     def size(self, wanted: int) -> int:
         """Of the next batch: as it was, where it has begun."""
-        begun = [job for job in self._jobs() if job.attempt or job.status != "pending"]
-        return (len(begun) and len(self._jobs())) or wanted
+        return len(self._jobs()) if self._begun() else wanted
 
     @property
     def most(self) -> int:
@@ -132,8 +131,7 @@ class Rungs:
 
     def _slots(self, wanted: int | None) -> int | None:
         """As it was, where the batch has begun."""
-        begun = [job for job in self._jobs() if job.attempt or job.status != "pending"]
-        if not begun:
+        if not (begun := self._begun()):
             return wanted
         said = [o.removeprefix(_SLOTS) for o in begun[0].overrides if o.startswith(_SLOTS)]
         return int(said[0]) if said else None
@@ -149,6 +147,10 @@ class Rungs:
         self._known += [(bracket, at) for bracket, at in found]
         self._batch += 1
         return [at for _, at in found]
+
+    def _begun(self) -> list[manifest.Entry]:
+        """Those of the next batch that have been trained, or tried to."""
+        return [job for job in self._jobs() if job.attempt or job.status != "pending"]
 
     def _jobs(self) -> list[manifest.Entry]:
         """Of the next batch, as far as it is known already."""

@@ -9,6 +9,7 @@ from xla_flags import QUICKLY
 
 from rlexp import compose
 from rlexp.config import Config, parse
+from rlexp.sweep.packs import Programs
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,3 +35,9 @@ def paying() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, made.__name__, made)
         yield
+
+
+@pytest.fixture(scope="module")
+def programs() -> Programs:
+    """Compiled once for all tests of a file."""
+    return Programs()

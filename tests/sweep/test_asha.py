@@ -119,12 +119,6 @@ def test_who_is_gone_on_with_alone_is_not_pruned():
 
 
 @pytest.fixture(scope="module")
-def programs() -> packs.Programs:
-    """Compiled once for all tests."""
-    return packs.Programs()
-
-
-@pytest.fixture(scope="module")
 def undisturbed(programs, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("undisturbed")
     pack_of(directory)

@@ -3,17 +3,13 @@
 import dataclasses
 import itertools
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from support import StopAfter, assert_same, build, rows, saved
-from training import traced_parts
 
 from rlexp import compose, experiment, loading, session
 from rlexp.config import Config as WholeConfig
@@ -182,16 +178,6 @@ def member(number: int, *overrides: str, explore: str = "perturb") -> experiment
 
 def members(*overrides: str, explore: str = "perturb") -> list[experiment.Experiment]:
     return [member(number, *overrides, explore=explore) for number in range(4)]
-
-
-@pytest.fixture(scope="module")
-def paying() -> Iterator[None]:
-    """The environment's module."""
-    made = ModuleType("traced_paying")
-    made.Config, made.make = traced_parts.Paying.Config, traced_parts.Paying.make  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, made.__name__, made)
-        yield
 
 
 @pytest.fixture(scope="module")

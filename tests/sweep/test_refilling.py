@@ -182,12 +182,6 @@ def test_a_smaller_max_pack_counts(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def programs() -> packs.Programs:
-    """Compiled once for all tests."""
-    return packs.Programs()
-
-
-@pytest.fixture(scope="module")
 def undisturbed(programs, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("undisturbed")
     pack_of(directory, **REFILLED)
