@@ -110,7 +110,7 @@ def halves(lead: Experiment, layout: Layout, traced: Traced) -> tuple[Any, Any]:
     def learn_all(run: Run, batch: Batch, shared: Shared) -> Any:
         return over_members(layout, lambda r, b: learn_once(lead, layout, r, b, shared))(run, batch)
 
-    options = dict(layout.compiler_options)
+    options = layout.compiler_options
     rollout = jax.jit(
         collect_all, donate_argnums=1, out_shardings=(shardings.data, None, None), compiler_options=options
     )

@@ -44,9 +44,7 @@ def evaluation(
         abstract_shared = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.replicated), shared()
         )
-        play = jax.jit(
-            evaluate_all, out_shardings=layout.member_sharding, compiler_options=dict(layout.compiler_options)
-        )
+        play = jax.jit(evaluate_all, out_shardings=layout.member_sharding, compiler_options=layout.compiler_options)
         count = jax.ShapeDtypeStruct((), jnp.int32)
         return play.lower(abstract_run.state, abstract_run.settings, seeds, count, abstract_shared).compile()
 

@@ -183,7 +183,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             learn_all,
             donate_argnums=(0, 1, 5),
             out_shardings=(shardings.state, kept_shardings, layout.replicated, layout.replicated),
-            compiler_options=dict(layout.compiler_options),
+            compiler_options=layout.compiler_options,
         )
         placed: Any = ()
         if limits is None:

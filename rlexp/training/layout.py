@@ -5,8 +5,7 @@ source works shard by shard (`collect`); the update sees the global batch, and t
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +33,7 @@ class Layout(NamedTuple):
     num_shards: int  # logical shards of the environments
     num_members: int
     param_rules: Sequence[ParamRule]
-    compiler_options: Mapping[str, Any] = MappingProxyType({})  # of what trains and evaluates
+    compiler_options: dict[str, Any] | None = None  # of what trains and evaluates
 
     @property
     def members_on_data(self) -> bool:

@@ -139,7 +139,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             chunk_all,
             donate_argnums=0,
             out_shardings=(shardings, per_member),
-            compiler_options=dict(layout.compiler_options),
+            compiler_options=layout.compiler_options,
         )
         return chunk.lower(abstract_run, count, abstract_shared)
 
