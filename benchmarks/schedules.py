@@ -22,7 +22,7 @@ EPISODES = 512  # of the judgement
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """Each round has a seed of its own, and the same first settings for all three."""
-    size, steps, ages = (4, 4_096, 4) if quick else (16, 2_000_000, 20)
+    size, steps, ages = (4, 4_096, 4) if quick else (16, 1_000_000, 20)
     every = steps // ages
     common = [
         *("env=gymnax/breakout", "network=mlp", "network.activation=relu", "logger=quiet", *SPACE),

@@ -68,13 +68,17 @@ def _check_choice(word: str, key: str, sign: str, value: object, groups: Sequenc
 def unreadable(error: OverrideParseException) -> str:
     """The line for a word that has not the form of key=value."""
     word, told = str(error.override), [line for line in str(error).splitlines() if "while evaluating" in line]
-    key, sign, _ = word.partition("=")
+    key, sign, value = word.partition("=")
     if not sign:
         why = "there is no = in it"
     elif not _KEY.fullmatch(key):
         why = f"{key!r} is no name of a key"
     elif told:  # of a function: which argument
         why = told[0]
+    elif value.startswith("="):
+        why = f"one = stands between them; expected {key}={value.lstrip('=')}"
+    elif "" in (values := [part.strip() for part in value.split(",")]) and len(values) > 1:
+        why = f"beside a comma a value is missing; expected {key}={','.join(filter(None, values)) or '…,…'}"
     else:
         why = (
             "brackets and quotes come in pairs, and text with other signs in it stands in quotes of its own, within the "

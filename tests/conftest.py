@@ -58,6 +58,9 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 # Tracing makes objects by the million, few of them garbage: looking for it after every 700 costs a twelfth of all time.
 gc.set_threshold(100_000, 20, 20)
 
+# A compiled program is some hundreds of mappings of memory, which Linux allows a process 65,530 of: beyond, XLA ends it.
+MAPPINGS = 20_000
+
 # A mixture of types, or a weak type that decides, is an error.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # So that a mesh can have 1, 2 or 4 devices; a program without a mesh runs on the first.
@@ -116,6 +119,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Lets go of programs that nobody runs any more, before there are too many."""
+    if _mappings() > MAPPINGS:
+        gc.collect()
+        if _mappings() > MAPPINGS // 2:
+            jax.clear_caches()
+            gc.collect()
+
+
+def _mappings() -> int:
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
