@@ -123,16 +123,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_logfinish() -> None:
     """Lets go of programs that nobody runs any more, before there are too many."""
-    if _mappings() > MAPPINGS:
-        gc.collect()
-        if _mappings() > MAPPINGS // 2:
-            jax.clear_caches()
-            gc.collect()
-
-
-def _mappings() -> int:
     maps = Path("/proc/self/maps")
-    return maps.read_bytes().count(b"\n") if maps.exists() else 0
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -37,7 +37,7 @@ def told(*words: str) -> str:
         ("hydra.sweep.dirr=a", 'hydra.sweep.dirr=a: Hydra has no such key; did you mean "hydra.sweep.dir"?'),
         ("hydra/launcher=nope", "hydra/launcher=nope: there is no such option. Allowed: basic, rlexp"),
         ("algo.hp.lr=interval(1)", "algo.hp.lr=interval(1): this cannot be read as key=value (TypeError while evaluating "),
-        ("algo.hp.lr=1,", "algo.hp.lr=1,: this cannot be read as key=value (beside a comma a value is missing; expected algo.hp.lr=1)"),
+        ("algo.hp.lr=1,", "algo.hp.lr=1,: this cannot be read as key=value (beside a comma a value is missing; expected algo."),
         ("seed=1,,2", "seed=1,,2: this cannot be read as key=value (beside a comma a value is missing; expected seed=1,2)"),
         ("algo==ppo", "algo==ppo: this cannot be read as key=value (one = stands between them; expected algo=ppo)"),
         ("env=craftax env.foo=1", "env.id: it has no value; expected env.id=…, or env= one of craftax/classic, craftax/full"),

@@ -36,9 +36,9 @@ ALGORITHMS = [
 ]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=6)  # all of them would be too many mappings of memory: see MAPPINGS in conftest.py
 def compiled_for(num_devices: int, *overrides: str, seeds=(0,)) -> program.Program:
-    """Once for all tests."""
+    """Once for tests that stand together."""
     members = [build(f"hardware.mesh.data={num_devices}", *overrides, f"seed={seed}") for seed in seeds]
     return program.trace(members, layout_of(members)).compile()
 
