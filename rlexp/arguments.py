@@ -48,7 +48,7 @@ def _check_choice(word: str, key: str, sign: str, value: object, groups: Sequenc
             )
         return
     plain = word.lstrip("+")
-    if "@" in word.split("=")[0] and override_key(word) == key:
+    if "@" in word.split("=")[0] and place == key:
         raise ConfigError(f"{word}: that is where it is; expected {plain.replace(plain.split('=')[0], key, 1)}")
     if sign == "++" or (sign and key in groups and place == key):
         raise ConfigError(f"{word}: one is chosen already, and this takes its place; expected {plain}")

@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
 
@@ -372,7 +373,16 @@ def _validate(values: Any, cls: type[T], path: str) -> T:
     except ValidationError as error:
         told = [e.get("ctx", {}).get("error") for e in error.errors()]
         own = [one for one in told if isinstance(one, ConfigError)]  # of a __post_init__
-        raise own[0] if own else _refused(error.errors(), cls, path) from error
+        raise (ConfigError(told_at(path, own[0])) if own else _refused(error.errors(), cls, path)) from error
+
+
+def told_at(path: str, error: ConfigError) -> str:
+    """What an environment's code says of `env.id`, where it lies at `env.inner`: of `env.inner.id`."""
+    return (
+        re.sub(r"(?<![\w.@])env(?=\.[a-z]|: )", path, str(error))
+        if re.fullmatch(r"env(\.inner)+", path)
+        else str(error)
+    )
 
 
 @functools.cache

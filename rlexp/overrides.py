@@ -5,11 +5,19 @@ from collections.abc import Iterator, Sequence
 
 from rlexp.config import ConfigError
 
+# Groups of lists of terms, for env=managed. A file of theirs is one list, under the group's name: several lie at one place.
+LISTS = ("observations", "critic", "rewards", "terminations", "commands", "events", "randomisation", "curriculum")
+
 
 def override_key(override: str) -> str:
-    """`+a.b=1` -> `a.b`, `env@env.inner=x` -> `env.inner`: the place in the configuration that an override is about."""
+    """The place in the configuration that an override is about.
+
+    `+a.b=1` -> `a.b`, `env@env.inner=x` -> `env.inner`, `rewards@env.inner=x` -> `env.inner.rewards`.
+    """
     group, _, place = override.lstrip("+~").split("=", 1)[0].partition("@")
-    return group if place in ("", "_global_") else place
+    if place in ("", "_global_"):
+        return group
+    return f"{place}.{group}" if group in LISTS else place
 
 
 def override_group(override: str) -> str:

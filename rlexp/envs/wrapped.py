@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlexp.config import ConfigError, Few, Fraction, Host, NonNegative, Part, Positive, load_module, schema
+from rlexp.config import ConfigError, Few, Fraction, Host, NonNegative, Part, Positive, load_module, schema, told_at
 from rlexp.envs.base import Env, HostEnv, action_struct, batched
 from rlexp.envs.waiting import Batched
 from rlexp.types import Continuous, EnvSpec, Groups, Key, MultiDiscrete, PyTree, TimeStep
@@ -35,7 +35,7 @@ class Config:
 
     module: Host[str]
     inner: Part
-    """The environment: any compiled one but `managed`."""
+    """The environment: any compiled one."""
     sticky: Fraction
     """Probability with which the last action is taken once more in place of the one that is given."""
     action_repeat: Few
@@ -68,7 +68,10 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     """
     module = load_module(config.inner.module, "env.inner")
     given = {} if shared is None or "shared" not in inspect.signature(module.make).parameters else {"shared": shared}
-    env = module.make(config.inner, **given)
+    try:
+        env = module.make(config.inner, **given)
+    except ConfigError as error:
+        raise ConfigError(told_at("env.inner", error)) from error
     if isinstance(env, HostEnv):
         raise ConfigError(f"env.inner: {env.spec.name} runs on the host; only compiled ones are wrapped")
     envs = batched(env)

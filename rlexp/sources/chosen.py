@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rlexp.config import ConfigError, load_module, parse
-from rlexp.overrides import override_key
+from rlexp.overrides import LISTS, override_group, override_key
 
 
 def check_source(config: DictConfig, loader: Any, overrides: Sequence[str]) -> None:
@@ -85,6 +85,17 @@ def _has(file: Any, key: str) -> bool:
             return False
         file = OmegaConf.select(file, name)
     return True
+
+
+def check_lists(node: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raises ConfigError for `rewards=NAME` where the task of terms, which has such a list, is within another environment."""
+    path, env = "env", node.get("env")
+    while isinstance(env, Mapping) and env.get("module") != "rlexp.envs.managers.managed":
+        path, env = f"{path}.inner", env.get("inner")
+    asked = [o for o in overrides if override_key(o) in LISTS]
+    if asked and isinstance(env, Mapping) and path != "env":
+        group, value = override_group(asked[-1]), asked[-1].partition("=")[2]
+        raise ConfigError(f"{asked[-1]}: env=managed is chosen at {path}; expected {group}@{path}={value}")
 
 
 def check_world(node: Mapping[str, Any], overrides: Sequence[str]) -> None:

@@ -42,6 +42,7 @@ def told(*words: str) -> str:
         ("algo==ppo", "algo==ppo: this cannot be read as key=value (one = stands between them; expected algo=ppo)"),
         ("env=craftax env.foo=1", "env.id: it has no value; expected env.id=…, or env= one of craftax/classic, craftax/full"),
         ("env=wrapped env@env.inner=craftax", "env.inner.id: it has no value; expected env.inner.id=…, or env@env.inner= "),
+        ("env=wrapped env@env.inner=managed rewards=brax", "rewards=brax: env=managed is chosen at env.inner; expected rewards@"),
         ("env=managed env.inner.params.progress=0.5", "env.inner.params.progress: nothing reads it, since env=managed has "),
         ("algo.source.hp.gamma=1", "algo.source.hp.gamma: source=rollout, which counts here, has no such key; it is one of"),
     ],

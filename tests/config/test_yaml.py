@@ -20,7 +20,7 @@ from support import build
 from rlexp import compose, experiment
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs import waiting
-from rlexp.overrides import merge_overrides, quoted
+from rlexp.overrides import LISTS, merge_overrides, quoted
 from rlexp.sameness import job_fingerprint, pack_key, resume_fingerprint
 
 OLDER = Path(__file__).parent / "older" / "0.1.yaml"  # a configuration of before what follows was added
@@ -88,16 +88,6 @@ NEEDS = {
     "source=analytic": ["algo=apg", "env=gymnax/pendulum"],
     "algo=apg": ["env=gymnax/pendulum"],
 }
-LISTS = (
-    "observations",
-    "critic",
-    "rewards",
-    "terminations",
-    "commands",
-    "events",
-    "randomisation",
-    "curriculum",
-)  # of env=managed
 
 
 @functools.cache
@@ -237,6 +227,26 @@ def test_the_command_line_wins_over_a_resumed_runs_overrides():
 def test_a_part_that_is_chosen_is_a_place_of_its_own(later, kept):
     earlier = ["env=wrapped", "env@env.inner=probe/recall", "env.sticky=0.2"]
     assert merge_overrides(earlier, [later]) == [*kept, later]
+
+
+def test_a_task_of_terms_is_the_same_wherever_it_lies(tmp_path):
+    """And a file of the user's own may choose its lists."""
+    (tmp_path / "env").mkdir()
+    own = "defaults:\n  - managed\n  - override /rewards@_here_: driving_speed\n  - _self_\nconcatenate: true\n"
+    (tmp_path / "env/mine.yaml").write_text(own)
+    mine, wrapped = [*compose.search_path(str(tmp_path)), "env=mine"], ["env=wrapped", "env@env.inner=managed"]
+    plain = composed("env=managed", "env.concatenate=true", "rewards=driving_speed", "commands=driving_speed")["env"]
+    within = composed(
+        *wrapped, "env.inner.concatenate=true", "rewards@env.inner=driving_speed", "commands@env.inner=driving_speed"
+    )
+    assert within["env"]["inner"] == plain == composed(*mine, "commands=driving_speed")["env"]
+    assert composed(*wrapped)["env"]["inner"] == composed("env=managed")["env"]
+
+
+def test_lists_of_terms_lie_side_by_side():
+    earlier = ["env=wrapped", "env@env.inner=managed", "rewards@env.inner=driving", "commands@env.inner=none"]
+    assert merge_overrides(earlier, ["rewards@env.inner=brax"]) == [*earlier[:2], earlier[3], "rewards@env.inner=brax"]
+    assert merge_overrides(earlier, ["env@env.inner=probe/recall"]) == [earlier[0], "env@env.inner=probe/recall"]
 
 
 def test_a_site_has_its_own_slurm_file(tmp_path):

@@ -168,3 +168,17 @@ def test_bad_input():
         build("env=wrapped", "env@env.inner=gymnasium/cartpole")
     with pytest.raises(ConfigError, match=r"^env\.sticky: 2(\.0)? is not allowed"):
         build("env=wrapped", "env.sticky=2")
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("env.inner.rewards.0.function=nope", r"^env\.inner\.rewards\.0\.function: .*nope"),
+        ("env.inner.inner.layouts=0", r"^env\.inner\.inner\.layouts: "),
+        ("+env.inner.params.density=2", r"^env\.inner\.params\.density: "),
+        ("env.inner.inner.scenarios=[]", r"^env\.inner\.inner\.scenarios: \[\] is not allowed"),
+    ],
+)
+def test_what_is_wrong_within_is_told_of_where_it_lies(word, line):
+    with pytest.raises(ConfigError, match=line):
+        build("env=wrapped", "env@env.inner=managed", word)

@@ -1,4 +1,4 @@
-"""A task made of terms, in any world that can be one: `env=managed env@env.inner=driving/merge rewards@env=…`.
+"""A task made of terms, in any world that can be one: `env=managed env@env.inner=driving/merge rewards=…`.
 
 In the order of a step: the world; what ends the episode; what is paid; commands; events; what is seen. At an episode's beginning:
 traced settings (curriculum, then randomisation); the world; events; commands; what is seen. docs/managers.md has the rest.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import ConfigError, Flag, Host, Part, TracedNumber, load_module, nearest, schema
+from rlexp.config import ConfigError, Flag, Host, Part, TracedNumber, load_module, nearest, schema, told_at
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.envs.managers.acting import Acting, Actors
 from rlexp.envs.managers.functions import COMMON, CURRICULUM, RANDOMISATION
@@ -92,7 +92,10 @@ def make(config: Config) -> Env:
             f"env.inner: {config.inner.module} makes no world for terms; expected driving/… or brax/…, "
             "or a module that has world(config)"
         )
-    world: World = world_of(config.inner)
+    try:
+        world: World = world_of(config.inner)
+    except ConfigError as error:
+        raise ConfigError(told_at("env.inner", error)) from error
     tasks = _Lists(config, world, module.get("BOUNDS", {}))
     spec = world.spec
     limit, struct = spec.max_episode_steps, action_struct(spec)
