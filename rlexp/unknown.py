@@ -2,7 +2,8 @@
 
 What keys the platform's modules have is in commands/keys.json, which `make reference` writes and completion reads. Of a user's own
 module nothing is known here, and of a key that is a field in a module's file nothing is said: `rlexp.config.parse` tells of both.
-The parameters of gymnax's environments stand there too, under the version that has them; of another nothing is known.
+The parameters of the environments of gymnax and Craftax stand there too, under the version that has them; of another nothing is
+known.
 """
 
 import contextlib
@@ -20,6 +21,10 @@ from rlexp import kinds
 from rlexp.config import UnknownKey, check_params, key_of
 
 _KEYS = Path(__file__).parent / "commands" / "keys.json"
+_SUITES = {
+    "rlexp.envs.gymnax": ("gymnax", "name"),
+    "rlexp.envs.craftax": ("craftax", "id"),
+}  # the package, the key of the id
 
 
 def check(node: Mapping[str, Any], cls: Any, path: str = "") -> None:
@@ -32,22 +37,21 @@ def check(node: Mapping[str, Any], cls: Any, path: str = "") -> None:
         _among(node, {key_of(field) for field in dataclasses.fields(cls)}, path)
     elif isinstance(name := node.get("module"), str) and (keys := _keys().get(kinds.now(name))) is not None:
         _below(node, keys, kinds.now(name), path, {"module"})
-        if kinds.now(name) == "rlexp.envs.gymnax":
-            _check_gymnax(node, path)
+        params = node.get("params")
+        if isinstance(params, Mapping) and (there := parameters(node)) is not None:
+            given = [key for key in params if key != "max_steps_in_episode"]  # of which there is more to say
+            check_params(f"{path}.params", given, list(there), str(node.get("name", node.get("id"))))
 
 
-def _check_gymnax(node: Mapping[str, Any], path: str) -> None:
-    params, name = node.get("params"), str(node.get("name"))
-    if isinstance(params, Mapping) and (known := _gymnax().get(name)) is not None:
-        given = [key for key in params if key != "max_steps_in_episode"]  # of which there is more to say
-        check_params(f"{path}.params", given, known, name)
-
-
-def _gymnax() -> dict[str, list[str]]:
-    """{id: the names of its parameters}; {} where another version of gymnax is installed than is known."""
+def parameters(node: Mapping[str, Any]) -> dict[str, str] | None:
+    """{what `params` of an environment may name: whole or number}; None where it isn't known, as of another version of a suite."""
+    module = kinds.now(str(node.get("module")))
+    if module not in _SUITES:
+        return None
+    suite, key = _SUITES[module]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return _known().get(f"gymnax=={importlib.metadata.version('gymnax')}", {})
-    return {}
+        return known().get(f"{suite}=={importlib.metadata.version(suite)}", {}).get(str(node.get(key)))
+    return None
 
 
 def _below(node: Mapping[str, Any], keys: list[str], name: str, path: str, more: set[str]) -> None:
@@ -79,9 +83,10 @@ _hints = functools.cache(get_type_hints)
 
 @functools.cache
 def _keys() -> dict[str, list[str]]:
-    return {name: list(keys) for name, keys in _known().items() if name}
+    return {name: list(keys) for name, keys in known().items() if name}
 
 
 @functools.cache
-def _known() -> dict[str, dict[str, list[str]]]:
+def known() -> dict[str, dict[str, Any]]:
+    """What `make reference` has written: {module: {key: its values}}, {suite==version: {id: {parameter: its kind}}}."""
     return json.loads(_KEYS.read_text())

@@ -17,11 +17,11 @@ import yaml
 from pydantic import GetPydanticSchema, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from rlexp import endings
+from rlexp import endings, unknown
 from rlexp.commands.completion import PLACES
 from rlexp.compose import CONF_DIR
 from rlexp.config import Config, key_of, load_module
-from rlexp.envs import gymnax
+from rlexp.envs import craftax, gymnax
 
 _HEAD = """\
 # All keys
@@ -76,16 +76,22 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def keys() -> dict[str, dict[str, list[str]]]:
+def keys() -> dict[str, dict[str, Any]]:
     """{module: {key: the values that are allowed, or [] where they cannot be counted}}.
 
     "" stands for the top, and a group's name for its schema where it has no modules. Under the version of gymnax that is here are
-    its environments, with what `env.params` of each may name.
+    its environments, with what `env.params` of each may name, and so it is with Craftax.
     """
-    found = {"": {key.path: key.values for key in _top()}}
+    found: dict[str, dict[str, Any]] = {"": {key.path: key.values for key in _top()}}
     for part in parts():
         found[part.module or part.group] = {key.path: key.values for key in part.keys}
-    found[f"gymnax=={importlib.metadata.version('gymnax')}"] = gymnax.parameters()
+    for name, suite in (("gymnax", gymnax), ("craftax", craftax)):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # not on every Python: what is known stays
+            found |= {key: known for key, known in unknown.known().items() if key.startswith(f"{name}==")}
+        else:
+            found[f"{name}=={version}"] = suite.parameters()
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlexp.config import Count, Host, Resets, TracedNumber, schema
 from rlexp.envs.base import Env, Tally
-from rlexp.envs.gymnax_style import LIMIT, adapt, overrides
+from rlexp.envs.gymnax_style import LIMIT, adapt, overrides, types_of
 from rlexp.envs.spaces import action_of
 from rlexp.envs.suites import foreign, imported, known, made, refused
 from rlexp.types import Key
@@ -56,7 +56,7 @@ def make(config: Config) -> Env:
     with foreign():
         defaults = game.default_params
         actions = action_of(config.id, game.action_space(defaults))
-    fields = {LIMIT if k == _OWN_LIMIT else k: v for k, v in vars(defaults).items()}
+    fields = _fields(defaults)
     endless = defaults.replace(**{_OWN_LIMIT: _NEVER})
 
     def play(key: Key, state: Any, action: Any, params: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
@@ -76,3 +76,22 @@ def make(config: Config) -> Env:
             info=config.info,
             resets=config.resets,
         )
+
+
+def parameters() -> dict[str, dict[str, str]]:
+    """{id: what env.params may name, with its type}.
+
+    Those that show pixels make their textures for minutes, once; their parameters are those of the symbolic ones.
+    """
+    craftax = imported("craftax.craftax_env", extra="craftax")
+
+    def of(name: str) -> dict[str, str]:
+        with foreign():
+            return types_of(_fields(craftax.make_craftax_env_from_name(name, auto_reset=False).default_params))
+
+    return {name: of(name.replace("Pixels", "Symbolic")) for name in IDS}
+
+
+def _fields(params: Any) -> dict[str, Any]:
+    """Craftax's EnvParams, with the limit under the name that it has in gymnax."""
+    return {LIMIT if k == _OWN_LIMIT else k: v for k, v in vars(params).items()}

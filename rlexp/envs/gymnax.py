@@ -16,7 +16,7 @@ import jax
 
 from rlexp.config import ConfigError, Count, Host, Resets, TracedNumber, nearest, schema
 from rlexp.envs.base import Env
-from rlexp.envs.gymnax_style import LIMIT, adapt, allowed, overrides
+from rlexp.envs.gymnax_style import LIMIT, adapt, overrides, types_of
 from rlexp.envs.spaces import action_of, num_categories
 from rlexp.envs.suites import imported, refused
 from rlexp.types import Key
@@ -72,12 +72,12 @@ def make(config: Config) -> Env:
         )
 
 
-def parameters() -> dict[str, list[str]]:
-    """{id: what env.params may name}, without MNISTBandit's, which is downloaded."""
+def parameters() -> dict[str, dict[str, str]]:
+    """{id: what env.params may name, with its type}, without MNISTBandit's, which is downloaded."""
     import gymnax
 
     names = [name for name in gymnax.registered_envs if not name.startswith("MNIST")]
-    return {name: allowed(vars(_load(name)[1])) for name in names}
+    return {name: types_of(vars(_load(name)[1])) for name in names}
 
 
 def _draw_of(name: str) -> Callable[[Any, Any], Any] | None:

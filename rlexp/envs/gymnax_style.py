@@ -124,6 +124,13 @@ def allowed(fields: Mapping[str, Any]) -> list[str]:
     return sorted(set(numbers) - {LIMIT})
 
 
+def types_of(fields: Mapping[str, Any]) -> dict[str, str]:
+    """{what `env.params` may name: whole, of a whole number and of a switch, or number}."""
+    return {
+        k: "number" if jnp.issubdtype(jnp.result_type(fields[k]), jnp.floating) else "whole" for k in allowed(fields)
+    }
+
+
 def _scaled(action: jax.Array, box: Any, actions: Continuous) -> jax.Array:
     """From [-1, 1] to the bounds of `box`. Written so that bounds around zero cost no rounding."""
     low, high = jnp.asarray(box.low), jnp.asarray(box.high)

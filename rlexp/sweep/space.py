@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from rlexp.config import Config, ConfigError, Flag, Number, Positive, nearest, parse, schema
+from rlexp.unknown import parameters
 
 
 class Interval(NamedTuple):
@@ -159,7 +160,7 @@ def _parameter(key: str, given: Any, config: Config, options: Mapping[str, Seque
     numeric = {float, int} & {hint, *get_args(hint)}
     if not numeric and hint is not Any:
         raise ConfigError(f"{where}: bounds are for numbers; expected {{choices: [...]}}")
-    return _interval(where, given, whole=numeric == {int})
+    return _interval(where, given, whole=numeric == {int} or _drops_fractions(key, config))
 
 
 def _interval(where: str, given: Mapping[str, Any], *, whole: bool) -> Interval:
@@ -214,6 +215,15 @@ def _type_of(key: str, config: Config) -> Any:
     if dataclasses.is_dataclass(node) or isinstance(node, Mapping):
         raise ConfigError(f"sweeper.space.{key}: this holds other keys; name one of them")
     return hint
+
+
+def _drops_fractions(key: str, config: Config) -> bool:
+    """Whether it is an `env.params.NAME` that its suite has as a whole number or a switch; the schema has all as numbers."""
+    *path, params, name = ["", *key.split(".")]
+    node: Any = config
+    for part in path[1:]:
+        node = node[part] if isinstance(node, Mapping) else vars(node)[part]
+    return params == "params" and dataclasses.is_dataclass(node) and (parameters(vars(node)) or {}).get(name) == "whole"
 
 
 def _short(value: float | int) -> str:

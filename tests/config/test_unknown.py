@@ -89,9 +89,18 @@ def test_what_a_newer_module_has_is_its_own_to_tell(monkeypatch):
         unknown.check({"module": "rlexp.algos.ppo", "hp": {"lrr": 1}}, None, "algo")
 
 
-def test_of_another_gymnax_nothing_is_known(monkeypatch):
-    node = {"env": {"module": "rlexp.envs.gymnax", "name": "Pong-misc", "params": {"gravty": 1}}}
-    with pytest.raises(ConfigError, match=r"^env.params.gravty: unknown parameter. Allowed: ball_max_y_speed, "):
+@pytest.mark.parametrize(
+    ("module", "game", "first"),
+    [
+        ("gymnax", {"name": "Pong-misc"}, "ball_max_y_speed"),
+        ("craftax", {"id": "Craftax-Classic-Pixels-v1"}, "always_diamond"),
+    ],
+)
+def test_of_another_version_of_a_suite_nothing_is_known(module, game, first, monkeypatch):
+    node = {"env": {"module": f"rlexp.envs.{module}", **game, "params": {"gravty": 1}}}
+    (there,) = (key.partition("==")[2] for key in unknown.known() if key.startswith(f"{module}=="))
+    monkeypatch.setattr(unknown.importlib.metadata, "version", lambda _: there)
+    with pytest.raises(ConfigError, match=rf"^env.params.gravty: unknown parameter. Allowed: {first}, "):
         unknown.check(node, None)
     monkeypatch.setattr(unknown.importlib.metadata, "version", lambda _: "0.9")
     unknown.check(node, None)

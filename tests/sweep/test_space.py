@@ -1,5 +1,6 @@
 """Search spaces: what is wrong with one is told, and what is drawn from it."""
 
+import dataclasses
 import math
 import random
 from collections import Counter
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlexp import compose
-from rlexp.config import ConfigError
+from rlexp.config import ConfigError, parse
 from rlexp.sweep.parameters import first_values
 from rlexp.sweep.space import Choices, Interval, draw, read
 
@@ -133,6 +134,18 @@ def test_integers_are_what_the_schema_says(config):
         assert isinstance(found, Interval) and found.whole is whole, key
     found = read({"env.params.gravity": space}, {}, config, OPTIONS)["env.params.gravity"]
     assert isinstance(found, Interval) and not found.whole
+
+
+def test_a_parameter_that_a_suite_has_as_a_whole_number_is_one():
+    own = parse(compose.compose_node(["env=wrapped", "env@env.inner=gymnax/pong"])[0])[0]
+    for config, place in ((own, "env.inner"), (dataclasses.replace(own, env=own.env.inner), "env")):
+        key = f"{place}.params.paddle_y_speed"
+        found = read({key: {"low": 1, "high": 4}}, {}, config, OPTIONS)[key]
+        assert isinstance(found, Interval) and found.whole
+        with pytest.raises(
+            ConfigError, match=rf"^sweeper\.space\.{key}\.low: 3\.2 is not allowed; expected a whole num"
+        ):
+            read({}, {key: {"low": 3.2, "high": 3.8}}, config, OPTIONS)
 
 
 @given(
