@@ -246,8 +246,9 @@ def told_in_one_line(
     with one_line():
         options = lambda group: sorted(_options(GlobalHydra.instance().config_loader(), group))  # noqa: E731
         arguments.check(overrides, _groups(), options, sweeps=sweeps)
+        overrides = list(_emptied(overrides))
         try:
-            return composed(list(overrides))
+            return composed(overrides)
         except ConfigCompositionException as error:
             if isinstance(error, MissingConfigException | OverrideParseException):
                 raise
@@ -257,6 +258,15 @@ def told_in_one_line(
                 raise ConfigError(told) from error
             # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
             return composed([force(o) for o in overrides])
+
+
+def _emptied(overrides: Sequence[str]) -> Iterator[str]:
+    """`a.b={}` leaves nothing of what files have there: by itself it adds nothing to it, as Hydra adds `a.b={c: 1}`."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if re.sub(r"\s", "", value) == "{}" and re.fullmatch(r"(\+\+)?(?!hydra\.)[^+~@/.]+\.[^@/]+", key):
+            yield f"{key}=null"
+        yield override
 
 
 @contextlib.contextmanager

@@ -203,6 +203,18 @@ def test_virtual_devices_are_compiled_for_without_the_options_of_real_ones():
     assert hardware.compiler_options(profile("hardware=gpu-32")) == config.compiler_options
 
 
+def test_options_are_left_out():
+    """One of them, and all, as docs/platforms/gpu.md has it; what is given later is there."""
+    name = "hardware.compiler_options"
+    left = profile("hardware=gpu", f"~{name}.xla_gpu_command_buffer_scheduling_mode").compiler_options
+    assert left == {"xla_gpu_enable_while_loop_double_buffering": True}
+    for none in (f"{name}={{}}", f"++{name}={{}}"):
+        assert profile("hardware=gpu", none).compiler_options == {}
+    assert profile("hardware=gpu", f"{name}={{}}", f"+{name}.xla_a=1").compiler_options == {"xla_a": 1}
+    with pytest.raises(ConfigError, match=r"^hardware\.compiler_option: unknown key; did you mean"):
+        profile("hardware.compiler_option={}")
+
+
 @pytest.mark.parametrize("env", ["gymnax/cartpole", "gymnasium/cartpole"])
 def test_what_trains_and_evaluates_is_compiled_with_the_options(env):
     """They are known to nobody, so that each program which has them is refused."""
