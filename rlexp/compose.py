@@ -22,13 +22,16 @@ from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConf
 from rlexp import arguments, kinds
 from rlexp.config import ConfigError, nearest, paths
 from rlexp.hydra_internals import Callbacks, application, failures_untold, quick_jobs
-from rlexp.overrides import in_quotes, override_group, override_key
+from rlexp.overrides import LISTS, in_quotes, override_group, override_key
 from rlexp.sources import chosen
 from rlexp.storage import store
 from rlexp.storage.rundir import new_id
 
 _HERE = Path(__file__).resolve().parent
 CONF_DIR = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parent / "conf"  # in the wheel, or beside the package
+
+# Groups that have no part of their own: their files set keys of others.
+_ELSEWHERE = {"experiment": "_global_", "source": "algo.source", "replay": "algo.source", **dict.fromkeys(LISTS, "env")}
 
 _process_id = new_id()
 
@@ -315,11 +318,10 @@ def is_ours(name: str) -> bool:
 
 def without_hydra(config: DictConfig) -> dict[str, Any]:
     """The application's part of a composed configuration, resolved, as plain data. Raises ConfigError."""
-    experiment = OmegaConf.select(config, "hydra.runtime.choices.experiment")
-    if (
-        experiment is not None and "experiment" in config
-    ):  # the group has no part of its own: its files set keys of all others
-        raise ConfigError(f"experiment={experiment}: this file does not begin with the line `# @package _global_`")
+    for group, package in _ELSEWHERE.items():
+        choice = OmegaConf.select(config, f"hydra.runtime.choices.{group}")
+        if choice is not None and group in config:
+            raise ConfigError(f"{group}={choice}: this file does not begin with the line `# @package {package}`")
     with one_line():
         try:
             node = plain(application(config))

@@ -243,6 +243,19 @@ def test_a_task_of_terms_is_the_same_wherever_it_lies(tmp_path):
     assert composed(*wrapped)["env"]["inner"] == composed("env=managed")["env"]
 
 
+@pytest.mark.parametrize(
+    ("group", "package"), [("rewards", "env"), ("source", "algo.source"), ("experiment", "_global_")]
+)
+def test_a_file_that_does_not_say_where_it_belongs(group, package, tmp_path):
+    """Hydra reads a package in the lines before any other, comments too."""
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text(f"# Mine.\n# @package {package}\nrewards: []\n")
+    with pytest.raises(
+        ConfigError, match=rf"^{group}=mine: this file does not begin with the line `# @package {package}`"
+    ):
+        compose.compose_node([*compose.search_path(str(tmp_path)), f"{group}=mine"])
+
+
 def test_lists_of_terms_lie_side_by_side():
     earlier = ["env=wrapped", "env@env.inner=managed", "rewards@env.inner=driving", "commands@env.inner=none"]
     assert merge_overrides(earlier, ["rewards@env.inner=brax"]) == [*earlier[:2], earlier[3], "rewards@env.inner=brax"]
