@@ -17,6 +17,10 @@ JOBS = {
     "other settings": ([["seed=1"], ["algo.hp.lr=1e-3"], ["seed=2"], ["algo.hp.lr=1e-2"]], 2),
     "groups": ([["algo=ppo", "seed=1"], ["algo=dqn", "seed=1"], ["algo=ppo", "seed=2"], ["algo=dqn", "seed=2"]], 2),
     "nested groups": ([["env=gymnax/cartpole"], ["env=gymnax/acrobot"]], 2),
+    "parts of parts": (
+        [["env=wrapped", "env@env.inner=managed", "rewards@env.inner=brax"], ["env=wrapped", "env@env.inner=pgx/2048"]],
+        2,
+    ),
     "lists": ([["network.hidden=[8]"], ["network.hidden=[16,8]"]], 2),
     "hydra's": ([["seed=1", "hydra.job.name=a"], ["seed=2", "hydra.job.name=b"], ["seed=3", "hydra.job.name=a"]], 2),
     "added": ([["+env.params.x=1", "seed=1"], ["+env.params.x=2", "seed=1"], ["+env.params.x=1", "seed=2"]], 2),
