@@ -147,7 +147,8 @@ def test_a_suite_whose_code_raises_as_it_is_traced(suite, node, inner, monkeypat
     node = {k: v for k, v in node.items() if k in {field.name for field in fields(module.Config)}}
     if "nothing_like_it" in node.get("kwargs", {}):  # which the error names
         key = r"kwargs\.nothing_like_it"
-    said = rf"^env\.{key}: {name} cannot be made \((TypeError|IndexError): [^\n]+\)$"
+    place = r"env\.inner" if inner else "env"
+    said = rf"^{place}\.{key}: {name} cannot be made \((TypeError|IndexError): [^\n]+\)$"
     if inner:
         module, node = wrapped, PLAIN | {"module": "rlexp.envs.wrapped", "inner": node}
     config, _ = parse(node, module.Config, "env")
