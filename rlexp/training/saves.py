@@ -133,14 +133,23 @@ class Saves:
     def let_leave(self, how: Mapping[int, Leave], update: int, run: Run) -> None:
         """Takes members out that have not failed, as they are now."""
         pack = self._pack
-        leaving = {i: how[i] for i in sorted(how.keys() & set(pack.going()))}
+        leaving = {i: self._as_before(i, how[i], update) for i in sorted(how.keys() & set(pack.going()))}
         pack.tell(leaving, pack.lead.env_steps(update))
-        for i in leaving:
-            pack.end(i, how[i], pack.lead.env_steps(update))
+        for i, how_it_left in leaving.items():
+            pack.end(i, how_it_left, pack.lead.env_steps(update))
         if leaving and not pack.alone:
             put = self._checkpoint.parts(self._config, on_host(self._kept(run)))
             for i in leaving:
                 self._put_part(i, update, put)
+
+    def _as_before(self, i: int, how: Leave, update: int) -> Leave:
+        """Who comes by a comparison again, perhaps with others than before, stands by how it left then."""
+        if how.status in ("pruned", "waiting"):
+            with contextlib.suppress(OSError):
+                own = self._checkpoint.own_meta(self._folder(i))
+                if own is not None and own["update"] == update and own.get("ended"):
+                    return Leave(*own["ended"]["0"][:2])
+        return how
 
     def narrow(self, narrower: Callable[[Sequence[int]], Path], update: int, run: Run) -> None:
         """A checkpoint of those that are trained still, with all that they have, in the directory of a pack of theirs.
