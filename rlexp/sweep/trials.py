@@ -26,6 +26,7 @@ class Draws:
         self._why_not = why_not
         self._verdicts: dict[Trial, str | None] = {}  # why a trial is no valid run; None: it is one
         self._fitting = self._misses = 0  # valid ones in this batch; draws since the last of them
+        self._untold: dict[Trial, str] = {}  # refused while no draw of the batch is valid: it may not be the draws
 
     @property
     def are_new(self) -> bool:
@@ -41,15 +42,30 @@ class Draws:
         left = sum(t not in refused for t in trials)
         self._misses = 0 if left > self._fitting else self._misses + len(trials) - left
         self._fitting = left
-        lines = [f"{' '.join(shown(t))}: {refusal.why}" for t, refusal in refused.items()]
+        self._untold |= {t: refusal.why for t, refusal in refused.items()}
         if self._misses >= _MISSES:
-            raise ConfigError(f"sweeper.space: hardly a draw is a valid run; {lines[0]}") from None
-        print("\n".join(f"drawn anew: {line}" for line in lines), flush=True)
+            why, *others = set(self._untold.values())
+            if not left and not others:  # whatever is drawn
+                raise ConfigError(why) from None
+            said = _said(*next(iter(self._untold.items())))
+            raise ConfigError(f"sweeper.space: hardly a draw is a valid run; {said}") from None
+        if left:
+            self._tell()
         return refused
+
+    def _tell(self) -> None:
+        for one in self._untold.items():
+            print(f"drawn anew: {_said(*one)}", flush=True)
+        self._untold = {}
 
     def fit(self) -> None:
         """The batch has been started."""
+        self._tell()
         self._fitting = self._misses = 0
+
+
+def _said(trial: Trial, why: str) -> str:
+    return f"{' '.join(shown(trial))}: {why}"
 
 
 class Slots:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from rlexp.config import ConfigError
+from rlexp.sweep.trials import Draws
 
 from .searches import LR, chosen, jobs, log_lr, search, value_of
 
@@ -62,6 +63,21 @@ def test_a_draw_that_is_no_valid_run_is_drawn_anew(how, tmp_path, capsys):
     before = chosen(tmp_path, "algo.num_minibatches")
     search(tmp_path, *line, "sweeper.num_trials=4", objective=objective, checked=divides)
     assert chosen(tmp_path, "algo.num_minibatches")[:3] == before and len(jobs(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [("network: wrong", "^network: wrong$"), ("{}: wrong", "^sweeper.space: hardly a draw .*x=0: x=0: wrong$")],
+)
+def test_what_is_wrong_with_all_draws_is_told_once(why, told, capsys):
+    """By the error alone, with no line of a draw."""
+    one, other = (Draws(lambda trial: why.format(*trial)) for _ in range(2))
+    with pytest.raises(ConfigError, match=told):
+        _ = [one.refused([(f"x={i + k}",) for k in range(8)]) for i in range(0, 99, 8)]
+    assert capsys.readouterr().out == ""
+    other.refused([("x=3",), ("x=4",)])
+    other.fit()
+    assert capsys.readouterr().out.count("drawn anew: ") == 2
 
 
 @pytest.mark.slow
