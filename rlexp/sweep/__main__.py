@@ -30,7 +30,7 @@ from rlexp.compose import is_ours
 from rlexp.config import ConfigError, load_module
 from rlexp.names import plain
 from rlexp.storage import rundir, store
-from rlexp.sweep import leaderboard, worker
+from rlexp.sweep import journal, leaderboard, worker
 from rlexp.sweep.lineage import shown
 from rlexp.sweep.manifest import NAME, Manifest
 from rlexp.sweep.supervise import BUDGETS
@@ -172,8 +172,19 @@ def _dashboard(directory: Path) -> int:
     return 0
 
 
+def _has_died(manifest: Manifest) -> bool:
+    """Whether nothing of it runs any more, so that "running" is what a killed process or a full disk has left."""
+    owner = manifest.recall("owner")
+    if manifest.recall("launcher") != "rlexp_launchers.local" or not owner or owner["host"] != platform.node():
+        return False  # it cannot be seen from here
+    workers = (manifest.path.parent / worker.FOLDER).glob("*.jsonl")
+    return manifest.owner() is None and not any(map(journal.is_open, workers))
+
+
 def _print(manifest: Manifest) -> None:
     jobs = manifest.jobs()
+    if any(job.status == "running" for job in jobs) and _has_died(manifest):
+        jobs = [job._replace(status="stopped") if job.status == "running" else job for job in jobs]
     rows = []
     for job in jobs:
         objective = "" if job.objective is None else f"{job.objective:.4g}"

@@ -77,8 +77,8 @@ def begin(
 
 
 def go_on(pack: Sequence[Job], members: Sequence[Member], traced: Traced, home: Path, *, lost: dict[int, str]) -> None:
-    """Puts a checkpoint into the directory of a pack that has none, whose members wait to go on in it: all that each of them has
-    in its own. So they stay what they are, keys and lines too.
+    """Puts a checkpoint into the directory of a pack that has none, whose members go on in it: all that each of them has in
+    its own, or in that of the pack it was in. So they stay what they are, keys and lines too.
 
     Args:
       lost: members whose directories are left alone, and why; those whose checkpoint is gone get into it.
@@ -91,12 +91,12 @@ def go_on(pack: Sequence[Job], members: Sequence[Member], traced: Traced, home: 
     checkpoint = lead.part("checkpoint")
     if len(pack) == 1 or checkpoint.latest_meta(store.checkpoints(home)) is not None:
         return
-    owns = {i: checkpoint.own_meta(store.checkpoints(job.dir)) for i, job in enumerate(pack) if i not in lost}
-    at = {i: own["update"] for i, own in owns.items() if own and is_waiting(own)}
+    owns = {i: checkpoint.latest_meta(store.checkpoints(job.dir)) for i, job in enumerate(pack) if i not in lost}
+    at = {i: own["update"] for i, own in owns.items() if own}
     gone = "the checkpoint from which it was to go on is gone"
     if not at:
         raise ConfigError(f"{pack[0].dir}: {gone}, and so it is with all of its pack")
-    update = min(at.values())
+    update = max(at.values())
     lost |= {i: gone for i in owns if at.get(i) != update}
     found = {i: _restored(Origin(pack[i].dir, update, {}, {}), lead, traced) for i in at if i not in lost}
     # Those that are lost run along, as whoever is there.

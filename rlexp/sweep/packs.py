@@ -26,7 +26,7 @@ from rlexp.sweep.refilling import WAITING, Heard, Search
 from rlexp.training.layout import layout_of
 from rlexp.training.loop import Diverged, Member, Resume, train_pack
 from rlexp.training.program import Traced, trace
-from rlexp.training.saves import NARROWED
+from rlexp.training.saves import ENDED_IN, NARROWED
 
 
 class Programs:
@@ -66,6 +66,7 @@ def _train(
     programs: Programs,
     again: bool = True,
     waited: bool = False,
+    failed: bool = False,
     done_with: Callable[[Path], None] | None = None,
 ) -> None:
     """As one program.
@@ -74,6 +75,7 @@ def _train(
       folder: of its checkpoints.
       again: counts an attempt.
       waited: whether the jobs go on from where other packs have left them.
+      failed: whether that is where they have failed. None of them has gone its own way.
       done_with: is given the folder once nobody needs it any more; None: it is removed.
     """
     if rest := _narrowed(pack, folder):
@@ -86,7 +88,7 @@ def _train(
         first = _on_as_many_devices(pack[0], home)
         lead = session.prepare(first.node, first.config, first.modules, None, num_members=len(pack), pack=len(pack))
         built = [lead, *(experiments.alike(lead, job.node, (job.config, job.modules)) for job in pack[1:])]
-        left = leavers(pack, built, folder)
+        left = {} if failed and _saved(pack[0], home) is None else leavers(pack, built, folder)
         if len(left) == len(pack):
             _each_alone(pack, left, sweep_dir, record, stop=stop, programs=programs)
             return
@@ -123,7 +125,8 @@ def _train(
         if not isinstance(error, ConfigError | OSError | Diverged) and jax.process_count() > 1:
             raise  # most likely another process died; whoever started this one starts it again
         trained = {i: job for i, job in enumerate(pack) if i not in left}
-        record.settle({job.number: _failed(job, error, lost.get(i)) for i, job in trained.items()})
+        ended = {i: _had_left(job, folder) for i, job in trained.items() if slots(job)}
+        record.settle({job.number: ended.get(i) or _failed(job, error, lost.get(i)) for i, job in trained.items()})
     else:
         rest = [job for job, summary in zip(pack, summaries, strict=True) if summary["status"] == "stopped"]
         narrowed = bool(rest) and _has_narrowed(rest, sweep_dir, folder)
@@ -159,11 +162,15 @@ def _refilled(pack: Sequence[Job], sweep_dir: Path, record: Record, *, stop: Sto
         own = search.place(stretch)
         print(f"{words(jobs)}{f', from rung {stretch.passed} on' * bool(stretch.passed)}", flush=True)
         first = search.waits(stretch) and not _has_begun(jobs, own)  # one more stretch of the same attempt
-        how = {"waited": stretch.passed > 0, "again": not first, "done_with": spent.append}
-        _train(jobs, own, sweep_dir, heard, stop=stop, programs=programs, **how)
+        how = {"waited": search.goes_on(stretch), "failed": search.is_tried_again(stretch), "again": not first}
+        _train(jobs, own, sweep_dir, heard, stop=stop, programs=programs, done_with=spent.append, **how)
         if heard.was_stopped:
             break
-        search.over(stretch, heard.outcomes)
+        try:
+            search.over(stretch, heard.outcomes)
+        except OSError as error:  # it comes again, and goes on from what it has
+            record.settle({job.number: _failed(job, error, None) for job in jobs})
+            raise
         record.settle(heard.outcomes)
         for one in spent:
             _remove(one)
@@ -271,6 +278,16 @@ def _failed(job: Job, error: BaseException, lost: str | None) -> dict[str, Any]:
             rundir.create(job.dir)
     text, _ = endings.words(error, run_dir=job.dir) if lost is None else (lost, 1)
     return {"status": "failed", "error": text}
+
+
+def _had_left(job: Job, folder: Path) -> dict[str, Any] | None:
+    """How it had left a pack that failed then: others are compared with it by that, and it has all that it needs to go on."""
+    with contextlib.suppress(OSError):
+        own = experiments.load_module(job.modules["checkpoint"], "checkpoint").own_meta(store.checkpoints(job.dir))
+        if own is not None and own.get(ENDED_IN) == folder.name:
+            status, *_ = own["ended"]["0"]
+            return {"status": status, "objective": own["objectives"][0], "error": None}
+    return None
 
 
 def _saved(job: Job, home: Path) -> dict[str, Any] | None:

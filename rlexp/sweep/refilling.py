@@ -9,7 +9,7 @@ killed chooses the same again.
 
 In `packs/<name of all trials>/`:
   stretches.json   what came of each stretch, in order
-  again.json       {job: of how many failures nobody is to think any more}
+  again.json       {job: [of how many failures nobody is to think any more, from where it goes on then]}
 """
 
 import contextlib
@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlexp.config import ConfigError
-from rlexp.storage import rundir
+from rlexp.config import ConfigError, load_module
+from rlexp.storage import rundir, store
 from rlexp.sweep import halving
 from rlexp.sweep.halving import Seen
+from rlexp.sweep.inherit import is_waiting
 from rlexp.sweep.journal import OVER, Outcomes, Record
 from rlexp.sweep.manifest import Entry
 from rlexp.sweep.packing import PACKS, Job, at_once, name
@@ -46,6 +47,14 @@ class Stretch(NamedTuple):
     jobs: tuple[int, ...]
 
 
+_BEGINS, _WAITS, _ALONE = range(
+    3
+)  # with those that are as far; with those that wait; by itself, since it had left its pack
+_Groups = dict[
+    tuple[int, ...], list[int]
+]  # (rungs that they have passed, …) -> trials, of which as many as there are slots can be a pack
+
+
 class Search:
     """All trials of a pack that is trained in stretches, and how far each of them is."""
 
@@ -60,6 +69,10 @@ class Search:
         if unknown := self.outcomes().keys() - self._jobs.keys():
             raise ConfigError(f"{folder / _RECORD}: job {min(unknown)} is none of this pack")
         self._forgiven = _forgiven(folder)
+        if new := {n: passed for n, passed in self._tried_again().items() if len(self._forgiven[n]) == 1}:
+            # Written down, since it is another place once they train: the same are to be together after a kill.
+            self._forgiven |= {n: [*self._forgiven[n], *self._place_of(n, passed)] for n, passed in new.items()}
+            rundir.write_json(folder / _AGAIN, self._forgiven)
 
     def outcomes(self) -> dict[int, dict[str, Any]]:
         """What came of each trial that has trained, at last."""
@@ -75,13 +88,21 @@ class Search:
 
     def settled(self) -> dict[int, dict[str, Any]]:
         """The outcomes that count: those of trials that are tried again do not."""
-        again = {number for one in self._tried_again() for number in one.jobs}
+        again = self._tried_again()
         return {number: outcome for number, outcome in self.outcomes().items() if number not in again}
 
     def waits(self, stretch: Stretch) -> bool:
         """Whether its trials go on, and do not begin or are tried again."""
         ended = self.outcomes()
         return all(ended.get(number, {}).get("status") == WAITING for number in stretch.jobs)
+
+    def goes_on(self, stretch: Stretch) -> bool:
+        """Whether its trials have trained in other packs before."""
+        return stretch.passed > 0 or (self.is_tried_again(stretch) and self._forgiven[stretch.jobs[0]][1] > 0)
+
+    def is_tried_again(self, stretch: Stretch) -> bool:
+        """Whether all of its trials have failed."""
+        return self._tried_again().keys() >= set(stretch.jobs)
 
     def left(self) -> list[int]:
         """Trials that are not over."""
@@ -90,18 +111,20 @@ class Search:
 
     def next(self) -> Stretch | None:
         """Those that are furthest, once as many wait as there are slots; else new ones; when there are no more of these, whoever
-        waits, the last ones first, so that as many as can be come together at the next rung. At the end, one by one, those that
-        have failed and are tried again. None: all are over.
+        waits, the last ones first, so that as many as can be come together at the next rung. At the end the same of those that
+        have failed and are tried again, which are the new ones then. None: all are over.
         """
-        waiting, tried = self._waiting(), self.outcomes().keys()
-        full = [passed for passed, those in waiting.items() if len(those) >= self._width]
+        tried = self.outcomes().keys()
         fresh = [number for number in self._jobs if number not in tried]
-        if not full and fresh:
-            return Stretch(0, tuple(fresh[: self._width]))
-        if waiting:
-            passed = max(full, default=min(waiting))
-            return Stretch(passed, tuple(waiting[passed][: self._width]))
-        return next(self._tried_again(), None)
+        first = self._next(self._waiting(again=False), {(0,): fresh} if fresh else {})
+        return first or self._next(*self._once_more())
+
+    def _next(self, waiting: _Groups, begin: _Groups) -> Stretch | None:
+        full = {at: those for at, those in waiting.items() if len(those) >= self._width}
+        if not (chosen := full or begin or waiting):
+            return None
+        at = max(chosen) if full else min(chosen)
+        return Stretch(at[0], tuple(chosen[at][: self._width]))
 
     def of(self, stretch: Stretch) -> list[Job]:
         """Its jobs, told of all that have been at the rungs."""
@@ -118,9 +141,10 @@ class Search:
     def over(self, stretch: Stretch, outcomes: Outcomes) -> None:
         """The stretch is: it is on the disk when this returns. Raises ConfigError where the lines of a trial cannot be read."""
         came = [Came(number, dict(outcomes[number]), self._at_rung(stretch.passed, number)) for number in stretch.jobs]
-        self._past.append((stretch.passed, came))
+        past = [*self._past, (stretch.passed, came)]
         rundir.make_private(self._folder)
-        rundir.write_json(self._folder / _RECORD, self._past)
+        rundir.write_json(self._folder / _RECORD, past)
+        self._past = past
 
     def _at_rung(self, rung: int, number: int) -> float | None:
         if rung >= len(self._config.rungs):
@@ -140,23 +164,46 @@ class Search:
         before = halving.seen_at(self._config, bracket, rung)
         return halving.window(others, len(jobs), self._config.reduction, before)
 
-    def _waiting(self) -> dict[int, list[int]]:
-        """{rungs that they have passed: trials}, in the order in which they came there."""
+    def _waiting(self, *, again: bool) -> _Groups:
+        """By the rungs that they have passed, in the order in which they came there. `again`: of those that were tried again."""
         at = {one.job: passed + 1 for passed, came in self._past for one in came}
         order = dict.fromkeys(one.job for _, came in reversed(self._past) for one in reversed(came))
-        ended, found = self.outcomes(), dict[int, list[int]]()
+        ended, found = self.outcomes(), _Groups()
         for number in reversed(order):
-            if ended[number]["status"] == WAITING:
-                found.setdefault(at[number], []).append(number)
+            if ended[number]["status"] == WAITING and (number in self._forgiven) == again:
+                found.setdefault((at[number],), []).append(number)
         return found
 
-    def _tried_again(self) -> Iterator[Stretch]:
-        ended = self.outcomes()
-        for number, forgiven in self._forgiven.items():
+    def _tried_again(self) -> dict[int, int]:
+        """{trial that has failed and is tried again: rungs that it has passed}"""
+        ended, found = self.outcomes(), dict[int, int]()
+        for number, (forgiven, *_) in self._forgiven.items():
             at = [(p, one.outcome["status"]) for p, came in self._past for one in came if one.job == number]
             failures = sum(status == "failed" for _, status in at)
             if ended.get(number, {}).get("status") == "failed" and failures <= forgiven:
-                yield Stretch(at[-1][0], (number,))
+                found[number] = at[-1][0]
+        return found
+
+    def _place_of(self, number: int, passed: int) -> tuple[int, int]:
+        """The update from which one that has failed goes on, and who it goes on with."""
+        job, meta, rung = self._jobs[number], dict[str, Any](), self._config.rungs[passed : passed + 1]
+        with contextlib.suppress(OSError):  # it will fail again
+            checkpoint = load_module(job.modules["checkpoint"], "checkpoint")
+            meta = checkpoint.latest_meta(store.checkpoints(job.dir)) or meta
+        if is_waiting(meta) and (not rung or meta["env_steps"] < rung[0]):
+            return meta["update"], _WAITS
+        return meta.get("update", 0), _ALONE if meta.get("ended") else _BEGINS
+
+    def _once_more(self) -> tuple[_Groups, _Groups]:
+        """Of those that are tried again who waits, and who begins from where it has failed."""
+        waiting, begin = self._waiting(again=True), _Groups()
+        for number, passed in self._tried_again().items():
+            _, update, how = self._forgiven[number]
+            if how == _WAITS:
+                waiting.setdefault((passed,), []).append(number)
+            else:
+                begin.setdefault((passed, update, how and number + 1), []).append(number)
+        return waiting, begin
 
 
 def _halving(job: Job) -> halving.Config:
@@ -199,7 +246,7 @@ def try_again(sweep_dir: Path, failed: Sequence[Entry]) -> None:
         failures = [one.job for _, came in _past(folder) for one in came if one.outcome["status"] == "failed"]
         its = [job.number for job in failed if job.pack == pack and job.number in failures]
         if its:
-            rundir.write_json(folder / _AGAIN, _forgiven(folder) | {number: failures.count(number) for number in its})
+            rundir.write_json(folder / _AGAIN, _forgiven(folder) | {number: [failures.count(number)] for number in its})
 
 
 def _past(folder: Path) -> list[tuple[int, list[Came]]]:
@@ -207,9 +254,14 @@ def _past(folder: Path) -> list[tuple[int, list[Came]]]:
         return [(int(passed), [_came(*one) for one in came]) for passed, came in _read(folder / _RECORD) or []]
 
 
-def _forgiven(folder: Path) -> dict[int, int]:
+def _forgiven(folder: Path) -> dict[int, list[int]]:
     with _told(folder / _AGAIN):
-        return {int(number): int(count) for number, count in (_read(folder / _AGAIN) or {}).items()}
+        return {int(number): _numbers(how) for number, how in (_read(folder / _AGAIN) or {}).items()}
+
+
+def _numbers(how: Any) -> list[int]:
+    count, *place = [how] if isinstance(how, int) else how  # the count alone, as an earlier version had it
+    return [int(count), *(int(x) for x in place[:2])] if len(place) > 1 else [int(count)]
 
 
 def _came(job: int, outcome: dict[str, Any], at_rung: float | None) -> Came:

@@ -56,6 +56,20 @@ def test_a_sweep_that_was_killed_at_its_very_beginning(tmp_path, capsys, verb):
         assert code == 0 and said == ""
 
 
+@pytest.mark.parametrize(("launcher", "told"), [("local", "stopped"), ("slurm", "running")])
+def test_what_a_killed_process_has_left_does_not_run(launcher, told, tmp_path, capsys):
+    """Where that can be seen."""
+    manifest = Manifest(tmp_path)
+    manifest.add(0, ["seed=1"])
+    manifest.change([0], status="running")
+    manifest.remember("launcher", f"rlexp_launchers.{launcher}")
+    manifest.own()
+    for status in ("running", told):
+        assert main(["status", str(tmp_path)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"1 {status}"
+        manifest.disown()
+
+
 def test_a_process_that_ran_a_sweep_leaves_nothing_open(tmp_path):
     program = (
         f"from pathlib import Path; from rlexp.sweep.manifest import Manifest; Manifest(Path({str(tmp_path)!r})).own()"

@@ -7,12 +7,13 @@ import json
 import random
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import StopAfter, assert_same, rows, without_clock
+from support import StopAfter, assert_same, rows, saved, without_clock
 
 from rlexp import experiment
 from rlexp.config import ConfigError
@@ -22,11 +23,14 @@ from rlexp.sweep import packs, worker
 from rlexp.sweep.halving import make, window
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.packing import Job, at_once, slots
+from rlexp.sweep.packing import name as name_of
 from rlexp.sweep.refilling import Search, Stretch, _as_given, try_again
 from rlexp.sweep.supervise import Why
 from rlexp.training import between
 from rlexp.training.between import Moment
 from rlexp.training.loop import Member, Resume, train_pack
+from rlexp.training.members import Pack
+from rlexp.training.saves import Saves
 from rlexp_launchers import local
 
 from .halvings import Killed, go_on, killed_at, pack_of
@@ -42,18 +46,27 @@ REFILLED: dict[str, Any] = {"pays": PAYS, "rungs": [64], "slots": 2}
 
 
 def played(pack: list[Job], folder: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """All stretches, with returns from nowhere; the search is opened anew before each, as after a kill."""
+    """All stretches, with returns from nowhere; the search is opened anew before each, as after a kill. What has failed is tried
+    again at the end."""
     config, returns, stretches = pack[0].config.between, dict[tuple[int, int], float](), []
+    failures = Counter[int]()
     earlier = [float(rng.randint(0, 9)) for _ in range(rng.randint(0, 20))]  # of the first bracket, in the batch before
     seen = [[_as_given(window(earlier, len(pack), config.reduction))] * 2, [[0.0, 0.0]] * 2]
     for n, job in enumerate(pack):
         own = dataclasses.replace(job.config.between, seen=seen)
         pack[n] = job._replace(config=dataclasses.replace(job.config, between=own))
     monkeypatch.setattr(Search, "_at_rung", lambda self, rung, number: returns.get((rung, number)))
-    while stretch := Search(pack, folder).next():
+    again = Counter[int]()
+    while (stretch := Search(pack, folder).next()) or not again:
+        if stretch is None:
+            stretches.append(None)
+            again = failures + Counter([-1])
+            rundir.write_json(folder / "again.json", failures)
+            continue
         assert stretch == Search(pack, folder).next()
         jobs, rung = Search(pack, folder).of(stretch), stretch.passed
-        failed = {number for number in stretch.jobs if rng.random() < 0.1}
+        failed = {number for number in stretch.jobs if rng.random() < (0.1 if again else 0.3)}
+        failures.update(failed)
         if rung == len(config.rungs):
             outcomes = {n: {"status": "failed" if n in failed else "finished"} for n in stretch.jobs}
         else:
@@ -94,11 +107,13 @@ def test_slots_are_full_while_there_are_new_trials(seed, tmp_path, monkeypatch):
 
     pack = [job(n) for n in range(number)]
     stretches = played(pack, tmp_path / "packs/all", rng, monkeypatch)
-    begun = [n for one in stretches if one.passed == 0 for n in one.jobs]
+    once, again = stretches[: stretches.index(None)], stretches[stretches.index(None) + 1 :]
+    begun = [n for one in once if one.passed == 0 for n in one.jobs]
     assert begun == list(range(number)) and Search(pack, tmp_path / "packs/all").left() == []
-    last = max(i for i, one in enumerate(stretches) if one.passed == 0)
-    assert all(len(one.jobs) == width for one in stretches[:last])
-    assert len({(one.passed, n) for one in stretches for n in one.jobs}) == sum(len(one.jobs) for one in stretches)
+    assert len({(one.passed, n) for one in once for n in one.jobs}) == sum(len(one.jobs) for one in once)
+    for part in (once, again):  # those that are tried again take the slots too
+        last = max((i for i, one in enumerate(part) if one.passed == 0), default=0)
+        assert all(len(one.jobs) == width for one in part[:last])
 
 
 def test_one_that_is_tried_again_is_not_over_and_is_no_peer_of_its_own(tmp_path, monkeypatch):
@@ -110,12 +125,15 @@ def test_one_that_is_tried_again_is_not_over_and_is_no_peer_of_its_own(tmp_path,
     rundir.write_json(tmp_path / "again.json", {"0": 1, "1": 1})
     search = Search(pack, tmp_path)
     first = search.next()
-    assert first is not None and first == Stretch(0, (0,)) and not search.waits(first)
-    assert (search.left(), set(search.settled())) == ([0, 1], {2, 3})
-    assert search.of(first)[0].config.between.seen == [[[3.0, 0.0, 3.0, 2.0, 1.0]]]  # type: ignore[union-attr]
-    search.over(first, {0: {"status": "waiting"}})
-    assert search.waits(Stretch(1, (0,))) and search.left() == [0, 1]
+    assert first is not None and first == Stretch(0, (0, 1)) and not search.waits(first)
+    assert (search.left(), set(search.settled()), search.is_tried_again(first)) == ([0, 1], {2, 3}, True)
+    assert search.of(first)[0].config.between.seen == [[[2.0, 0.0, 3.0, 2.0]]]  # type: ignore[union-attr]
+    search.over(first, {0: {"status": "waiting"}, 1: {"status": "failed"}})
+    assert search.waits(Stretch(1, (0,))) and search.next() == Stretch(1, (0,)) and search.left() == [0]
     search.over(Stretch(1, (0,)), {0: {"status": "finished"}})
+    assert search.next() is None
+    rundir.write_json(tmp_path / "again.json", {"0": 1, "1": 2})
+    search = Search(pack, tmp_path)
     assert search.next() == Stretch(0, (1,)) and search.left() == [1]
     assert search.of(Stretch(0, (1,)))[0].config.between.seen == [[[3.0, 0.0, 3.0, 2.0, 0.0]]]  # type: ignore[union-attr]
 
@@ -216,6 +234,100 @@ def assert_ended_alike(directory: Path, undisturbed: Path) -> None:
     for i in range(len(ends(directory))):
         assert_same(directory / str(i), undisturbed / str(i))
     assert not (directory / "packs").exists()
+
+
+OFTEN: dict[str, Any] = {**REFILLED, "more": ["hardware.pack_devices=1", "checkpoint.every_updates=1"]}
+
+
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def failed_and_retried(directory: Path, programs: packs.Programs) -> None:
+    """All trials: just before they would have been compared."""
+    directory.mkdir(exist_ok=True)
+    pack_of(directory, **OFTEN)
+    with pytest.MonkeyPatch.context() as disaster:
+        disaster.setattr(Pack, "moment", full)
+        assert [status for status, _ in go_on(directory, programs, **OFTEN)] == ["failed"] * 4
+    retried(directory, [1, 2])
+    retried(directory, [0, 3])
+
+
+def assert_learnt_the_same(directory: Path, undisturbed: Path) -> None:
+    """Though their lines are more, since chunks are shorter."""
+    assert ends(directory) == ends(undisturbed)
+    for i in range(4):
+        (update, got), (wanted_update, wanted) = saved(directory / str(i)), saved(undisturbed / str(i))
+        assert update == wanted_update and [k for k in wanted if wanted[k].tobytes() != got[k].tobytes()] == []
+
+
+def test_those_that_are_tried_again_are_packs_from_where_they_failed(undisturbed, programs, tmp_path, capsys):
+    """Whoever they were with."""
+    failed_and_retried(tmp_path, programs)
+    go_on(tmp_path, programs, **OFTEN)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("go on at")]
+    assert said == ["go on at 32 steps: 1, 2", "go on at 32 steps: 0, 3", "go on at 64 steps: 1, 3"]
+    assert_learnt_the_same(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_wherever_those_that_are_tried_again_are_killed(undisturbed, programs, tmp_path):
+    for event in itertools.count(1, 5):
+        failed_and_retried(directory := tmp_path / str(event), programs)
+        with killed_at(event), contextlib.suppress(Killed):
+            go_on(directory, programs, **OFTEN)
+            break
+        go_on(directory, programs, **OFTEN)
+        assert_learnt_the_same(directory, undisturbed)
+
+
+def retried(directory: Path, numbers: list[int]) -> None:
+    """As `python -m rlexp.sweep retry` does."""
+    manifest = Manifest(directory)
+    pack = name_of(pack_of(directory, PAYS))
+    try_again(directory, [one._replace(pack=pack) for one in manifest.jobs() if one.number in numbers])
+    manifest.change(numbers, status="pending", error=None)
+
+
+def test_who_has_left_a_pack_that_fails_then_has_not_failed(undisturbed, programs, tmp_path, monkeypatch):
+    pack_of(tmp_path, **REFILLED)
+    save = Saves.save
+
+    def full(self: Saves, update: int, run: Any) -> None:
+        if update == 2:  # at the rung
+            raise OSError(28, "No space left on device")
+        save(self, update, run)
+
+    monkeypatch.setattr(Saves, "save", full)
+    assert go_on(tmp_path, programs, **REFILLED) == ends(undisturbed)
+
+
+def test_one_that_comes_by_a_rung_again_stands_by_the_first_decision(programs, tmp_path):
+    """Though by those it is compared with now it would be another one."""
+    high = {**REFILLED, "seen": [[[8.0, 0.0, 90.0, 80.0, 70.0, 60.0, 50.0, 40.0]]]}
+    pack_of(tmp_path, **high)
+    with killed_at(3), contextlib.suppress(Killed):
+        go_on(tmp_path, programs, **high)
+    assert [json.loads((tmp_path / f"{i}/summary.json").read_text())["status"] for i in (0, 1)] == ["pruned"] * 2
+    for folder in tmp_path.glob("packs/*-0"):
+        shutil.rmtree(folder)
+    go_on(tmp_path, programs, **REFILLED)
+    assert [status for status, _ in ends(tmp_path)] == ["pruned", "pruned", "pruned", "finished"]
+
+
+def test_a_stretch_that_cannot_be_written_down_has_failed_and_comes_again(programs, tmp_path):
+    """Its trials are not left as if they trained."""
+    pack_of(tmp_path, **REFILLED)
+    folder = tmp_path / "packs" / name_of(pack_of(tmp_path, PAYS))
+    folder.mkdir(parents=True)
+    (folder / "stretches.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"stretches\.json.*No space left|No space left.*stretches\.json"):
+        go_on(tmp_path, programs, **REFILLED)
+    entries = Manifest(tmp_path).jobs()
+    assert [entry.status for entry in entries] == ["failed"] * 2 + ["pending"] * 2
+    assert all("No space left" in str(entry.error) for entry in entries[:2])
+    assert [status for status, _ in go_on(tmp_path, programs, **REFILLED)] == ["pruned", "finished"] * 2
 
 
 @pytest.mark.slow
