@@ -47,12 +47,10 @@ class Stretch(NamedTuple):
     jobs: tuple[int, ...]
 
 
-_BEGINS, _WAITS, _ALONE = range(
-    3
-)  # with those that are as far; with those that wait; by itself, since it had left its pack
-_Groups = dict[
-    tuple[int, ...], list[int]
-]  # (rungs that they have passed, …) -> trials, of which as many as there are slots can be a pack
+# Of one that is tried again: with those that are as far; with those that wait; by itself, since it had left its pack.
+_BEGINS, _WAITS, _ALONE = range(3)
+# {(rungs that they have passed, …): trials}; as many of them as there are slots can be a pack
+_Groups = dict[tuple[int, ...], list[int]]
 
 
 class Search:
@@ -202,7 +200,7 @@ class Search:
             if how == _WAITS:
                 waiting.setdefault((passed,), []).append(number)
             else:
-                begin.setdefault((passed, update, how and number + 1), []).append(number)
+                begin.setdefault((passed, update, number if how == _ALONE else -1), []).append(number)
         return waiting, begin
 
 
