@@ -373,16 +373,14 @@ def _validate(values: Any, cls: type[T], path: str) -> T:
     except ValidationError as error:
         told = [e.get("ctx", {}).get("error") for e in error.errors()]
         own = [one for one in told if isinstance(one, ConfigError)]  # of a __post_init__
-        raise (ConfigError(told_at(path, own[0])) if own else _refused(error.errors(), cls, path)) from error
+        raise (told_at(path, own[0]) if own else _refused(error.errors(), cls, path)) from error
 
 
-def told_at(path: str, error: ConfigError) -> str:
-    """What an environment's code says of `env.id`, where it lies at `env.inner`: of `env.inner.id`."""
-    return (
-        re.sub(r"(?<![\w.@])env(?=\.[a-z]|: )", path, str(error))
-        if re.fullmatch(r"env(\.inner)+", path)
-        else str(error)
-    )
+def told_at(path: str, error: ConfigError) -> ConfigError:
+    """What an environment's code says of `env.id`, where it lies at `env.inner`: of `env.inner.id`. Else the error itself."""
+    inner = re.fullmatch(r"env(\.inner)+", path)
+    text = re.sub(r"(?<![\w.@])env(?=\.[a-z]|: )", path, str(error)) if inner else str(error)
+    return error if text == str(error) else ConfigError(text)
 
 
 @functools.cache

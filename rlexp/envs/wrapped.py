@@ -71,7 +71,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     try:
         env = module.make(config.inner, **given)
     except ConfigError as error:
-        raise ConfigError(told_at("env.inner", error)) from error
+        raise told_at("env.inner", error) from error
     if isinstance(env, HostEnv):
         raise ConfigError(f"env.inner: {env.spec.name} runs on the host; only compiled ones are wrapped")
     envs = batched(env)

@@ -95,7 +95,7 @@ def make(config: Config) -> Env:
     try:
         world: World = world_of(config.inner)
     except ConfigError as error:
-        raise ConfigError(told_at("env.inner", error)) from error
+        raise told_at("env.inner", error) from error
     tasks = _Lists(config, world, module.get("BOUNDS", {}))
     spec = world.spec
     limit, struct = spec.max_episode_steps, action_struct(spec)
