@@ -50,7 +50,7 @@ PARTS = {
     "sweep": (sweep.measure, 5),
     "population": (population.measure, 5),
     "halving": (halving.measure, 5),
-    "schedules": (schedules.measure, 5),
+    "schedules": (schedules.measure, 10),
     "batch": (batch.measure, 8),
     "driving": (driving.measure, 5),
     "replay": (replay.measure, 5),

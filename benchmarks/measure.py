@@ -128,7 +128,9 @@ def write(path: Path, *, settings: Any, samples: Any, results: Any, **more: Any)
         "samples": samples,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(
+        json.dumps(content, indent=1).replace(f"{ROOT}/", "") + "\n"
+    )  # where the repository lies says nothing
 
 
 def _cpu_model() -> str:

@@ -319,8 +319,7 @@ def is_ours(name: str) -> bool:
 def without_hydra(config: DictConfig) -> dict[str, Any]:
     """The application's part of a composed configuration, resolved, as plain data. Raises ConfigError."""
     for group, package in _ELSEWHERE.items():
-        choice = OmegaConf.select(config, f"hydra.runtime.choices.{group}")
-        if choice is not None and group in config:
+        if group in config and (choice := OmegaConf.select(config, f"hydra.runtime.choices.{group}")) is not None:
             raise ConfigError(f"{group}={choice}: this file does not begin with the line `# @package {package}`")
     with one_line():
         try:

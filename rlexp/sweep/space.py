@@ -160,7 +160,7 @@ def _parameter(key: str, given: Any, config: Config, options: Mapping[str, Seque
     numeric = {float, int} & {hint, *get_args(hint)}
     if not numeric and hint is not Any:
         raise ConfigError(f"{where}: bounds are for numbers; expected {{choices: [...]}}")
-    return _interval(where, given, whole=numeric == {int} or _drops_fractions(key, config))
+    return _interval(where, given, whole=numeric == {int})
 
 
 def _interval(where: str, given: Mapping[str, Any], *, whole: bool) -> Interval:
@@ -197,8 +197,9 @@ def _choices(where: str, given: Mapping[str, Any]) -> Choices:
 
 
 def _type_of(key: str, config: Config) -> Any:
-    """The type that the schema gives a key; Any where it leaves it open, as for env.params."""
+    """The type that the schema gives a key, or its suite a parameter; Any where both leave it open."""
     node: Any = config
+    owner: Any = None  # what holds the node that holds the key
     hint: Any = Config
     for i, name in enumerate(names := key.split(".")):
         here = ".".join(names[: i + 1])
@@ -210,20 +211,15 @@ def _type_of(key: str, config: Config) -> Any:
         if name not in known:
             allowed = f"Allowed: {', '.join(sorted(map(str, known)))}" if known else "It holds no other keys"
             raise ConfigError(f"sweeper.space.{here}: unknown key{nearest(name, map(str, known)) or '.'} {allowed}")
+        if i == len(names) - 2:
+            owner = node
         node = node[name] if isinstance(node, Mapping) else vars(node)[name]
         hint = hints.get(name, type(node))
     if dataclasses.is_dataclass(node) or isinstance(node, Mapping):
         raise ConfigError(f"sweeper.space.{key}: this holds other keys; name one of them")
+    if names[-2:-1] == ["params"] and dataclasses.is_dataclass(owner):
+        return int if (parameters(vars(owner)) or {}).get(names[-1]) == "whole" else hint
     return hint
-
-
-def _drops_fractions(key: str, config: Config) -> bool:
-    """Whether it is an `env.params.NAME` that its suite has as a whole number or a switch; the schema has all as numbers."""
-    *path, params, name = ["", *key.split(".")]
-    node: Any = config
-    for part in path[1:]:
-        node = node[part] if isinstance(node, Mapping) else vars(node)[part]
-    return params == "params" and dataclasses.is_dataclass(node) and (parameters(vars(node)) or {}).get(name) == "whole"
 
 
 def _short(value: float | int) -> str:

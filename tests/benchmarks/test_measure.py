@@ -44,7 +44,9 @@ def test_verdict_tells_both_ways():
 
 
 def test_a_result_file_names_no_machine(tmp_path):
-    measure.write(tmp_path / "new" / "x.json", settings={}, samples={"a": [{"x": 1}]}, results={})
+    measure.write(
+        tmp_path / "new" / "x.json", settings=[f"cache={measure.BENCH}"], samples={"a": [{"x": 1}]}, results={}
+    )
     text = (tmp_path / "new" / "x.json").read_text()
     assert {"date", "machine", "versions", "samples"} <= json.loads(text).keys()
     assert measure.platform.node() not in text
