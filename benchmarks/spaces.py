@@ -54,18 +54,7 @@ SEARCHES = {
     "memory_chain": Search(_MEMORY, trials=8),
     "meta_maze": Search(_MEMORY, trials=8, more=("total_env_steps=300_000",)),
     "mnist_bandit": Search((_lr(1e-4, 5e-3), _one_of(_ENTROPY, 0.0, 0.01)), trials=8),
-    "mountain_car": Search(
-        (
-            _lr(1e-4, 3e-3),
-            _one_of(_GAMMA, 0.98, 0.99, 0.995),
-            _one_of("algo.hp.q_lambda", 0.5, 0.8, 0.95),
-            _one_of("algo.hp.epsilon_start", 0.03, 0.1, 0.3),
-            _one_of("algo.hp.epsilon_end", 0.01, 0.03),
-            _one_of("algo.hp.reward_scale", 0.1, 1.0),
-        ),
-        trials=8,
-        more=("total_env_steps=200_000",),
-    ),
+    "mountain_car": Search((_lr(1e-4, 1e-3), _one_of(_GAMMA, 0.98, 0.99, 0.995), _one_of(_LAMBDA, 0.9, 0.95, 0.98))),
     "mountain_car_continuous": Search(
         (_lr(1e-4, 3e-3), _FAR, _one_of(_ENTROPY, 0.0, 0.003, 0.01, 0.03), _one_of(_LAMBDA, 0.9, 0.95, 0.98))
     ),
