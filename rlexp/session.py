@@ -96,7 +96,7 @@ def prepare(
     if config.run == "plan":
         hardware.describe(config.hardware)
         return experiment
-    if experiment.on_host and config.run == "train" and not elsewhere:
+    if experiment.on_host and config.run in ("train", "profile") and not elsewhere:
         experiment.source_of(experiment.settings).check()
     fits = pack_key(node), pack, hardware.machine_bytes()
     if not elsewhere and fits not in _fits:  # of a pack it is asked again when that trains

@@ -17,8 +17,11 @@ import contextlib
 import dataclasses
 import functools
 import multiprocessing
+import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -31,6 +34,9 @@ from rlexp.envs.host import HostEnv, Opened
 from rlexp.envs.imports import at_fault, reason, unimported
 from rlexp.envs.spaces import action_of
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
+
+_END_S = 3.0  # that the process of an environment has to end by itself, once the one that started it has
+_CLOSE_S = 20.0  # that environments have to close
 
 
 @schema
@@ -181,7 +187,13 @@ def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
             if self._lost or terminate:
                 self.kill()  # one that is asked to end might be waited for without end
             else:
-                super().close_extras(timeout)
+                late = threading.Timer(_CLOSE_S, self.kill)  # waits have no time-out there
+                late.daemon = True
+                late.start()
+                try:
+                    super().close_extras(timeout)
+                finally:
+                    late.cancel()
             atexit.unregister(self.kill)
 
         def kill(self) -> None:
@@ -200,10 +212,19 @@ def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
 
 def _alone(make: Callable[[], Any]) -> Any:
     """Ctrl-C, and what a scheduler sends to all processes, is for the run, which ends its environments."""
-    if multiprocessing.parent_process():
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which what it starts would have too
     return make()
+
+
+def _end_with(parent: Any) -> None:
+    """Ends this process, which may be within a step that never ends; others end by their pipe."""
+    while parent.is_alive():
+        parent.join(_END_S)
+    time.sleep(_END_S)
+    os._exit(1)
 
 
 def _made(config: Config, **more: Any) -> Any:

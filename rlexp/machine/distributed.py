@@ -129,7 +129,7 @@ def _bind_address(address: str) -> str | None:
                 return None
             with socket.socket(family, kind) as probe:
                 probe.bind(where)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter of a name whose labels are none
         return None
     return address
 

@@ -6,6 +6,7 @@ Two kinds of numbers, which need not agree to the last digit:
   trace   what the devices did inside whole chunks: collectives, copies to the host, the most expensive operations
 """
 
+import contextlib
 import re
 import time
 import warnings
@@ -53,32 +54,36 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
     print(f"compiling {lead.config.algo.module} for {lead.spec.name}; this can take a minute", flush=True)
     with no_compilation_cache():
         compiled = traced.compile()
-    run, update = _start(lead, traced, compiled, resume_dir)
-    folder, device = member.dir / "profile", layout.mesh.devices.flat[0]
-    folder.mkdir(exist_ok=True)
+    with contextlib.closing(compiled):
+        run, update = _start(lead, traced, compiled, resume_dir)
+        folder, device = member.dir / "profile", layout.mesh.devices.flat[0]
+        folder.mkdir(exist_ok=True)
 
-    if lead.on_host:
-        run, report = _host_clocks(lead, compiled, run, update or 0)
-    else:
-        run, report = _clocks(lead, layout, traced, compiled, run, update or 0, folder / jsonl.NAME)
-    num_updates = max(1, round(_TRACED_CHUNK_S / report["seconds_per_update"]["chunk"]))
-    file = _trace(folder, compiled, run, num_updates)
-    trace = ProfileData.from_file(str(file))
-    num_device_updates = _TRACED_CHUNKS * num_updates * len(layout.mesh.local_devices)
-    report = {
-        "algo": lead.config.algo.module,
-        "env": lead.spec.name,
-        "devices": {"platform": device.platform, "kind": device.device_kind, "num": layout.mesh.size},
-        "compile_s": compiled.compile_s,
-        **report,
-        "trace": {"chunks": _TRACED_CHUNKS, "updates_per_chunk": num_updates, "file": str(file.relative_to(member.dir))}
-        | summarise(trace, origins(compiled.executable.as_text() or ""), num_device_updates=num_device_updates),
-    }
-    rundir.write_json(member.dir / "profile.json", report)
-    steps = None if update is None else lead.env_steps(update)
-    summary = rundir.summary(env_steps=steps or 0, compile_s=compiled.compile_s, resumed_from=steps)
-    rundir.write_json(member.dir / "summary.json", summary)
-    compiled.close()
+        if lead.on_host:
+            run, report = _host_clocks(lead, compiled, run, update or 0)
+        else:
+            run, report = _clocks(lead, layout, traced, compiled, run, update or 0, folder / jsonl.NAME)
+        num_updates = max(1, round(_TRACED_CHUNK_S / report["seconds_per_update"]["chunk"]))
+        file = _trace(folder, compiled, run, num_updates)
+        trace = ProfileData.from_file(str(file))
+        num_device_updates = _TRACED_CHUNKS * num_updates * len(layout.mesh.local_devices)
+        report = {
+            "algo": lead.config.algo.module,
+            "env": lead.spec.name,
+            "devices": {"platform": device.platform, "kind": device.device_kind, "num": layout.mesh.size},
+            "compile_s": compiled.compile_s,
+            **report,
+            "trace": {
+                "chunks": _TRACED_CHUNKS,
+                "updates_per_chunk": num_updates,
+                "file": str(file.relative_to(member.dir)),
+            }
+            | summarise(trace, origins(compiled.executable.as_text() or ""), num_device_updates=num_device_updates),
+        }
+        rundir.write_json(member.dir / "profile.json", report)
+        steps = None if update is None else lead.env_steps(update)
+        summary = rundir.summary(env_steps=steps or 0, compile_s=compiled.compile_s, resumed_from=steps)
+        rundir.write_json(member.dir / "summary.json", summary)
     (_print_shares if lead.on_host else _print)(report, member.dir)
 
 

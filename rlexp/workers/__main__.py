@@ -14,6 +14,7 @@ import queue
 import secrets
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from rlexp.workers.wire import Kind
 LOOK_S = 1.0  # a wait looks up as often
 BACK_OFF_S = (0.05, 2.0)  # between two tries: at first, at most
 ERROR_BYTES = 4000  # of a traceback, its end
+GRACE_S = 3.0  # to end by itself, once the process that started it has
 
 REFUSED = (  # it would be refused again
     grpc.StatusCode.UNAUTHENTICATED,
@@ -61,9 +63,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, help="end with this process")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds without a server after which it ends")
     given = parser.parse_args(arguments)
+    if given.parent is not None:
+        threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
     try:
         live(given.folder, given.index, parent=given.parent, patience_s=given.patience)
-    except (Refused, TimeoutError) as error:
+    except (Refused, OSError, ValueError) as error:
         print(f"worker {given.index}: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
@@ -93,6 +97,16 @@ def live(folder: Path, index: int, *, parent: int | None, patience_s: float) -> 
             wait = min(2 * wait, BACK_OFF_S[1])
     finally:
         envs.close()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process, which may be within a step that never ends, and what its environments have started."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    time.sleep(GRACE_S)
+    if os.getpgrp() == os.getpid():  # its keeper has made it a group of its own
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 class Envs:

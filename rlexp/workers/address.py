@@ -52,10 +52,9 @@ def check_here(text: str) -> None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(place)
             one.listen()
-    except OSError as error:
-        raise ConfigError(
-            f"algo.source.address: it is not possible to listen on {text!r} ({error.strerror or error})"
-        ) from error
+    except (OSError, UnicodeError) as error:  # a name with labels that are none is no error of the system's
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"algo.source.address: it is not possible to listen on {text!r} ({why})") from error
 
 
 def reached_at(text: str, port: int) -> str:

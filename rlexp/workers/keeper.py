@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -118,13 +119,22 @@ def processes(folder: Path) -> Start:
                 stdout=file,
                 stderr=file,
                 env=os.environ | {"PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the run, which ends its workers
+                start_new_session=True,  # Ctrl-C is for the run, which ends its workers; and it is a group of its own
             )
 
-        def ended() -> str | None:
-            return None if (code := process.poll()) is None else f"exit code {code}{_said(log)}"
+        def kill() -> None:
+            """With what its environments have started."""
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+                os.killpg(process.pid, signal.SIGKILL)
 
-        return Started(ended, process.kill)
+        def ended() -> str | None:
+            if (code := process.poll()) is None:
+                return None
+            if code:  # it has closed nothing
+                kill()
+            return f"exit code {code}{_said(log)}"
+
+        return Started(ended, kill)
 
     return start
 

@@ -47,11 +47,16 @@ def _put(path: Path, text: str) -> None:
 
 
 def read(folder: Path) -> tuple[Note, str] | None:
-    """The note and the token; None where there is no server (yet, or any more)."""
+    """The note and the token; None where there is no server (yet, or any more).
+
+    Raises ValueError for what is no note, and OSError for what may not be read.
+    """
     try:
         note, token = Note(**json.loads((folder / NOTE).read_text())), (folder / TOKEN).read_text()
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / NOTE}: this is no note of a server of this version ({error})") from error
     return note._replace(observation=[(dtype, list(shape)) for dtype, shape in note.observation]), token
 
 

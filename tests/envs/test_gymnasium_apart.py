@@ -3,12 +3,16 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from support import environment
 
 from rlexp.envs import gymnasium as adapter
 
@@ -78,6 +82,34 @@ def test_a_process_that_ends_is_told(apart):
         env.step(np.zeros(2, np.int32))
     env.close()
     no_process_is_left()
+
+
+def test_one_that_never_closes_is_not_waited_for(apart, tmp_path, monkeypatch):
+    monkeypatch.setattr(adapter, "_CLOSE_S", 0.5)
+    env = apart("async", "game_apart:Apart-v0", what="never closes", leaves=str(tmp_path))
+    env.reset(SEEDS)
+    env.step(np.zeros(2, np.int32))
+    env.close()
+    assert len([*tmp_path.iterdir()]) == len(SEEDS)
+    no_process_is_left()
+
+
+def test_one_that_hangs_ends_with_the_process_that_was_to_close_it(tmp_path):
+    command = [sys.executable, "-c", "import game_apart; game_apart.play_on()", str(tmp_path)]
+    parent = subprocess.Popen(command, env=environment(Path(__file__).parent))
+    try:
+        wait_until(lambda: len([*tmp_path.iterdir()]) == len(SEEDS))
+    finally:
+        parent.kill()
+        parent.wait(20)
+    wait_until(lambda: not any(Path("/proc", one.name).exists() for one in tmp_path.iterdir()))
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP])

@@ -1,18 +1,25 @@
 """An environment of the host, which processes without JAX can open: it shows whose step it is, and how many there were before.
 
-`breaks` says what goes wrong, and `at` at which step of the process, where the file `where` is not there yet.
+`breaks` says what goes wrong, and `at` at which step of the process; 0: as it is opened. Then it has a process of its own, too, as
+a simulator has.
 """
 
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlexp.config import Count, Host, schema
+from rlexp.config import CountOrZero, Host, schema
 from rlexp.envs.host import HostEnv, Opened
 from rlexp.types import Discrete, EnvSpec, TimeStep
+
+
+def simulator(started_for: int) -> list[str]:
+    """The command of what a worker's environments start; the process is the worker's parent."""
+    return ["sleep", f"600.{started_for}"]
 
 
 @schema
@@ -23,7 +30,7 @@ class Config:
     seconds: float = 0.0
     """Of a step."""
     breaks: str | None = None
-    at: Count = 5
+    at: CountOrZero = 5
 
 
 def make(config: Config) -> HostEnv:
@@ -36,6 +43,10 @@ def make(config: Config) -> HostEnv:
 def opened(config: Config, num_envs: int) -> Opened:
     if config.breaks == "open":
         raise RuntimeError("the game cannot be found")
+    if config.breaks:
+        subprocess.Popen(simulator(os.getppid()))
+    if config.breaks and config.at == 0:
+        hang(config.breaks)
     ones, count = np.ones(num_envs, np.float32), 0
     life = float(os.getpid())
 
@@ -62,8 +73,12 @@ def opened(config: Config, num_envs: int) -> Opened:
                 return shown()._replace(reward=np.ones(num_envs + 1, np.float32))
             if config.breaks == "exit":
                 os._exit(3)
-            Path(config.breaks).touch()  # and then it hangs
-            time.sleep(600)
+            hang(config.breaks)
         return shown()
 
     return Opened(reset, step, lambda: None)
+
+
+def hang(leaves: str) -> None:
+    Path(leaves).touch()
+    time.sleep(600)

@@ -127,6 +127,7 @@ def test_one_worker_without_a_lag_gives_the_same_numbers_again(tmp_path):
         ),
         ("algo.source.address=here", r"address: 'here' is none; allowed: host:port"),
         ("algo.source.address=no.such.host.invalid:1", r"address: it is not possible to listen on 'no\.such"),
+        ("algo.source.address=here..there:1", r"address: it is not possible to listen on 'here\.\.there:1' "),
         ("algo.source.address=unix:/no/such/folder/socket", r"address: it is not possible to listen on 'unix:/no"),
         ("algo.source.tls_key=/no/such/file", r"tls_certificate: this key is missing"),
         ("algo.source.start=threads", r"start: "),

@@ -6,8 +6,10 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,11 @@ def nothing_is_left():
     yield
     assert [t.name for t in threading.enumerate() if t.name.startswith(("inference", "workers"))] == []
     assert processes("rlexp.workers", f"--parent\0{os.getpid()}") == []
+    assert simulators(os.getpid()) == []
+
+
+def simulators(started_for: int) -> list[int]:
+    return processes("\0".join(lives.simulator(started_for)) + "\0")
 
 
 def source(place: Path, *, silence_s: int = 60, **env: Any) -> tuple[Any, Any, Any]:
@@ -217,6 +224,41 @@ def test_options_that_submitit_does_not_have_are_told(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=r"^algo\.source\.slurm: .*" + next(iter(given))) as told:
             keeper.check_jobs(given)
         assert "\n" not in str(told.value)
+
+
+def test_one_that_hangs_ends_with_the_process_that_started_it(tmp_path):
+    """That is killed, so that it can end nobody."""
+    folder, hung = tmp_path / meeting.FOLDER, tmp_path / "hung"
+    env = {"module": lives.__name__, "breaks": str(hung), "at": 0}
+    note = meeting.Note("127.0.0.1:1", None, env, [], 1, 1, [("float32", [2])], ("int32", []), 1000, 60.0, sys.path)
+    meeting.post(folder, note, "0" * 64)
+    script = "import sys; from pathlib import Path; from rlexp.workers.keeper import processes, time; "
+    script += "worker = processes(Path(sys.argv[1]))(0); time.sleep(600)"
+    learner = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment())
+    try:
+        wait_until(hung.exists)
+    finally:
+        learner.kill()
+        learner.wait(20)
+    wait_until(lambda: not processes("rlexp.workers", f"--parent\0{learner.pid}"))
+    wait_until(lambda: not simulators(learner.pid))
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"address": "a:1"}'])
+def test_what_is_no_note_is_told_in_a_line(tmp_path, note, capsys):
+    (tmp_path / meeting.NOTE).write_text(note)
+    (tmp_path / meeting.TOKEN).write_text("0" * 64)
+    assert worker.main([str(tmp_path), "0", "--patience", "1"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"worker 0: {tmp_path / meeting.NOTE}: this is no note of a server of this version")
+    assert said.count("\n") == 1
 
 
 def test_who_ends_as_the_run_does_is_not_started_anew():
