@@ -26,6 +26,8 @@ from rlexp.envs.host import HostEnv, Opened
 from rlexp.envs.imports import at_fault, reason, unimported
 from rlexp.types import EnvSpec, TimeStep
 
+_MOST_THREADS = 4096
+
 
 @schema
 class Config:
@@ -173,6 +175,7 @@ def _made(config: Config, seeds: list[int]) -> Any:
         if config.id not in known:
             hint = nearest(config.id, known) or "; envpool.list_all_envs() lists what there is"
             raise ConfigError(f'env.id: EnvPool has no "{config.id}"{hint}')
+        _check(config.kwargs)
         kwargs = config.kwargs | {"env_type": "gymnasium", "num_envs": len(seeds), "seed": seeds}
         if config.max_episode_steps is not None:
             kwargs |= {"max_episode_steps": config.max_episode_steps}
@@ -183,6 +186,20 @@ def _made(config: Config, seeds: list[int]) -> Any:
         except Exception as error:
             key = at_fault(error, config.kwargs)
             raise ConfigError(f"{key}: {config.id} cannot be made ({reason(error)})") from error
+
+
+def _check(kwargs: dict[str, Any]) -> None:
+    """Raises ConfigError for what the run gives itself, and for what would end the process."""
+    for name in ("batch_size", "env_type", "num_envs", "seed"):
+        if name in kwargs:
+            raise ConfigError(
+                f"env.kwargs.{name}: {kwargs[name]!r} is not allowed: the run gives it; algo.num_envs environments step together"
+            )
+    threads = kwargs.get("num_threads", 0)
+    if not (isinstance(threads, int) and 0 <= threads <= _MOST_THREADS):
+        raise ConfigError(
+            f"env.kwargs.num_threads: {threads!r} is not allowed; expected a whole number from 0, all cores, to {_MOST_THREADS}"
+        )
 
 
 def _channels_last(observations: Observations) -> Observations:

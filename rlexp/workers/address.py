@@ -97,12 +97,15 @@ def check_tls(certificate: str | None, key: str | None, authority: str | None, l
         server.load_cert_chain(tls.certificate, tls.key, password=lambda: b"")
     except ssl.SSLError as error:
         raise ConfigError(
-            f"algo.source.tls_key: {key!r} is no key, without a password, of the certificate {certificate!r} ({error.reason})"
+            f"algo.source.tls_key: {key!r} is no key, without a password, of the certificate {certificate!r} "
+            f"({error.reason or error})"
         ) from error
     try:
         client.load_verify_locations(tls.authority)
     except ssl.SSLError as error:
-        raise ConfigError(f"algo.source.tls_authority: {authority!r} is no certificate ({error.reason})") from error
+        raise ConfigError(
+            f"algo.source.tls_authority: {authority!r} is no certificate ({error.reason or error})"
+        ) from error
     if listens.startswith("unix:"):
         raise ConfigError(
             f"algo.source.tls_certificate: {certificate!r} is for host:port, and algo.source.address is {listens!r}, "

@@ -56,6 +56,10 @@ WRONG = [
     (["network.hidden=64"], ["network.hidden", "64", "list"]),
     (["network.activation=rel"], ["network.activation", "'rel'", "'relu'", '"relu"']),
     (["eval.mode=gredy"], ["eval.mode", "'gredy'", '"greedy"']),
+    (
+        ["run=profile", "env=gymnasium/cartpole", "source=inference", "algo.source.tls_key=x"],
+        ["tls_certificate", "missing"],
+    ),
     (["run=trian"], ["run", "'trian'", '"train"']),
     (["checkpoint.restore=some"], ["checkpoint.restore", "'some'", "'learner'"]),
     (["algo.hp.lr=nan"], ["algo.hp.lr", "nan", "finite"]),

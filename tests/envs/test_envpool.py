@@ -119,6 +119,9 @@ def test_it_trains(tmp_path):
     [
         (config("CartPol-v1"), r'env\.id: EnvPool has no "CartPol-v1"; did you mean "CartPole-v1"'),
         (config(no_such_thing=1), r"^env\.kwargs\.no_such_thing: CartPole-v1 cannot be made \("),
+        (config(num_envs=9), r"^env\.kwargs\.num_envs: 9 is not allowed: the run gives it"),
+        (config(batch_size=1), r"^env\.kwargs\.batch_size: 1 is not allowed"),
+        (config(num_threads=-1), r"^env\.kwargs\.num_threads: -1 is not allowed; expected a whole number from 0"),
     ],
 )
 def test_what_cannot_be_made_is_told_in_one_line(given, said):
