@@ -36,7 +36,7 @@ from rlexp.envs.spaces import action_of
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, TimeStep
 
 _END_S = 3.0  # that the process of an environment has to end by itself, once the one that started it has
-_CLOSE_S = 20.0  # that environments have to close
+_CLOSE_S = 10.0  # that they have to close, all together; less than rlexp.envs.host gives
 
 
 @schema

@@ -6,6 +6,7 @@ which `make` can import itself.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from rlexp.envs.imports import reason
 from rlexp.types import Continuous, EnvSpec, PyTree, TimeStep
+
+CLOSE_S = 15.0  # that environments have to close
 
 
 class Opened(NamedTuple):
@@ -50,7 +53,7 @@ def held(env: HostEnv) -> HostEnv:
     Another type would be converted in silence, compile a program again, or fail where nothing names the environment.
 
     Its `reset`, `step` and `get_state` raise ValueError, which names the array, what was expected of it and what came. Its `close`
-    raises nothing, since what came of it stands: the first error is told.
+    raises nothing, since what came of it stands, and does not hang: the first error is told.
     """
     import jax  # not in a worker, whose messages have a layout
 
@@ -81,12 +84,22 @@ def held(env: HostEnv) -> HostEnv:
     told = list[str]()
 
     def close(opened: Opened) -> None:
-        try:
-            opened.close()
-        except (Exception, SystemExit) as error:  # the code of an environment may raise anything
-            if not told:
-                told.append(f"warning: an environment of {env.spec.name} failed as it was closed ({reason(error)})")
-                print(told[0], file=sys.stderr, flush=True)
+        """In a thread, which may be left: what a simulator does not answer would hold a run that is over."""
+        raised = list[BaseException]()
+
+        def try_to() -> None:
+            try:
+                opened.close()
+            except (Exception, SystemExit) as error:  # the code of an environment may raise anything
+                raised.append(error)
+
+        thread = threading.Thread(target=try_to, name="closing", daemon=True)
+        thread.start()
+        thread.join(CLOSE_S)
+        why = f"it has not ended within {CLOSE_S:g} s" if thread.is_alive() else "".join(map(reason, raised))
+        if why and not told:
+            told.append(f"warning: an environment of {env.spec.name} failed as it was closed ({why})")
+            print(told[0], file=sys.stderr, flush=True)
 
     def hold(opened: Opened, num_envs: int) -> Opened:
         one: Any = jax.ShapeDtypeStruct((), np.float32)

@@ -84,10 +84,12 @@ def _fits(space: Any) -> Callable[[Any], bool]:
             return obs.shape == shape
         try:
             array = np.asarray(obs)
+            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+                return False
             cast("", array, dtype)
         except (ValueError, TypeError, OverflowError):
             return False
-        return array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind")
+        return True
 
     return fits
 

@@ -3,6 +3,7 @@
 So a run that begins new episodes where it was resumed must be equal to one that was never stopped, to the bit.
 """
 
+import threading
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from rlexp.envs.base import HostEnv, Opened
 from rlexp.types import Discrete, EnvSpec, TimeStep
 
 opened: list[int] = []  # how many environments, each time; those that were closed are taken out
+hangs = threading.Event()  # until it is set
 
 
 @schema
@@ -25,7 +27,7 @@ class Config:
     exits: bool = False
     """It calls exit(3) instead."""
     breaks_at_close: str | None = None
-    """Which error that raises: error or exit."""
+    """Which error that raises: error or exit; or hang."""
 
 
 def make(config: Config) -> HostEnv:
@@ -52,7 +54,9 @@ def make(config: Config) -> HostEnv:
 
         def close() -> None:
             opened.remove(num_envs)
-            if config.breaks_at_close:
+            if config.breaks_at_close == "hang":
+                hangs.wait(60)
+            elif config.breaks_at_close:
                 raise SystemExit(3) if config.breaks_at_close == "exit" else RuntimeError("no display\nto close")
 
         return Opened(reset, step, close)

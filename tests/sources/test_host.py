@@ -16,6 +16,7 @@ import rlexp
 from rlexp import compose, experiment
 from rlexp.config import ConfigError
 from rlexp.envs import gymnasium as adapter
+from rlexp.envs import host as host_environment
 from rlexp.machine.stop import Stop
 from rlexp.modes import plan
 from rlexp.sources import host as source_of_host
@@ -281,6 +282,15 @@ def test_environments_that_fail_as_they_are_closed_are_told_once_and_lose_nothin
 def test_a_run_whose_environments_fail_as_they_are_closed_has_finished(tmp_path):
     summary = train(tmp_path, toy("total_env_steps=64", "checkpoint=off", breaks_at_close="error"))
     assert summary["status"] == "finished" and counting.opened == []
+
+
+def test_environments_that_never_close_are_left(capsys, monkeypatch):
+    monkeypatch.setattr(host_environment, "CLOSE_S", 0.1)
+    lead = toy(breaks_at_close="hang")
+    lead.env_of(lead.settings).open(2).close()
+    said = "warning: an environment of Counting failed as it was closed (it has not ended within 0.1 s)\n"
+    assert capsys.readouterr().err == said
+    counting.hangs.set()
 
 
 def test_init_begins_anew():
