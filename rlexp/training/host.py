@@ -289,7 +289,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 data, counted = filled(source, source.init(key, policy), key, policy, 0)
                 return Run(state, data, settings_now()), counted
 
-            def chunk(run: Run, num_updates: int) -> tuple[Run, Metrics]:
+            def chunk_until(run: Run, num_updates: int, ended: Callable[[], bool]) -> tuple[Run, Metrics, int]:
                 nonlocal feed
                 state, kept = run.state, _kept(run.data)
                 ahead = 0.0 if limits is None else float(np.asarray(here(run.data.ahead))[0])
@@ -298,7 +298,8 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 shares = Shares()
                 if limits is not None and feed is None:
                     feed = apart.Feed(source, limits, data=data, ahead=ahead, collected=of_batch)
-                for _ in range(num_updates):
+                made = 0
+                while made < num_updates and not (made and ended()):
                     policy = jax.block_until_ready(acting(state))
                     shares.lap("learning")
                     if feed is None:
@@ -318,9 +319,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                     state, kept, sums, told = learn(state, kept, run.settings, batch, collected, sums)
                     if told is not None:
                         data = source.feedback(data, ids, np.asarray(told))
+                    made += 1
                 sums = _alone(jax.tree.map(np.asarray, jax.block_until_ready(sums)))
                 shares.lap("learning")
-                return Run(state, place(data, kept, ahead), run.settings), sums | shares.metrics()
+                return Run(state, place(data, kept, ahead), run.settings), sums | shares.metrics(), made
 
             def close() -> None:
                 close_feed()
@@ -329,12 +331,13 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             return Program(
                 begin=begin,
-                chunk=chunk,
+                chunk=lambda run, num_updates: chunk_until(run, num_updates, lambda: False)[:2],
                 evaluate=lambda run, update: play(run.state, run.settings, update),
                 compile_s=time.perf_counter() - began,
                 executable=learn,
                 close=close,
                 at=source.at,
+                chunk_until=chunk_until if lead.steps_environments else None,
             )
 
         def settings_now() -> Settings:

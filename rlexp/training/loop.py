@@ -126,7 +126,11 @@ def train_pack(
             (stopping,) = distributed.any_of(stop.reason is not None)
             while update < lead.total_updates and not stopping and not narrow and pack.going():
                 boundary = schedule.chunk_end(lead, update)
-                run, counted = compiled.chunk(run, boundary - update)
+                if compiled.chunk_until is None or jax.process_count() > 1:  # processes agree between chunks
+                    run, counted = compiled.chunk(run, boundary - update)
+                else:
+                    run, counted, made = compiled.chunk_until(run, boundary - update, lambda: stop.reason is not None)
+                    boundary = update + made
                 episodes = compiled.evaluate(run, boundary) if schedule.evaluation_due(lead, boundary) else None
                 reports.hand_in(Chunk(boundary, boundary - update, counted, episodes))
                 update = boundary

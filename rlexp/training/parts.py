@@ -34,6 +34,9 @@ class Program(NamedTuple):
     executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
     close: Callable[[], None] = lambda: None  # ends what a source of the host has started
     at: Callable[[Path], None] = lambda directory: None  # HostSource.at
+    # (run, at most so many updates, whether to end before) -> (run, metrics, how many updates). It is asked after each of them:
+    # environments of the host may take hours for a chunk. None: a chunk is one program.
+    chunk_until: Callable[[Run, int, Callable[[], bool]], tuple[Run, Metrics, int]] | None = None
 
     def init(self) -> Run:
         """A fresh run."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from envs import test_gymnasium
 from sources import counting
-from support import QUIET, SMALL, assert_same, build, rows, saved, without_clock
+from support import QUIET, SMALL, StopAfter, assert_same, build, rows, saved, without_clock
 
 import rlexp
 from rlexp import compose, experiment
@@ -38,10 +38,10 @@ def toy(*overrides: str, **env) -> experiment.Experiment:
     return experiment.build(node)
 
 
-def train(directory: Path, lead: experiment.Experiment, resume: Path | None = None) -> dict:
+def train(directory: Path, lead: experiment.Experiment, resume: Path | None = None, stop: Stop | None = None) -> dict:
     directory.mkdir(exist_ok=True)
     started = Resume(resume, "all") if resume else None
-    (summary,) = train_pack([Member(lead, directory, "00000000")], stop=Stop(), resume=started)
+    (summary,) = train_pack([Member(lead, directory, "00000000")], stop=stop or Stop(), resume=started)
     return summary
 
 
@@ -176,6 +176,18 @@ def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     common = {row["env_steps"]: row for row in without_clock(rows(tmp_path / "whole"))}
     lines = [row for row in without_clock(rows(tmp_path / "cut")) if row["env_steps"] in (256, 640)]
     assert lines[0] == common[256] and lines[-1]["eval/return_mean"] == common[640]["eval/return_mean"]
+
+
+def test_a_stop_is_heard_after_each_update(tmp_path):
+    """A chunk may take hours where environments are slow. It loses nothing: the run that goes on is the undisturbed one."""
+    lead = toy("total_env_steps=256", "eval.every_env_steps=null")
+    cut = train(tmp_path / "cut", lead, stop=StopAfter(2))
+    assert (cut["status"], cut["env_steps"]) == ("stopped", 2 * lead.env_steps_per_update)
+    train(tmp_path / "cut", lead, resume=tmp_path / "cut")
+    train(tmp_path / "whole", lead)
+    (update, ours), (_, theirs) = saved(tmp_path / "cut"), saved(tmp_path / "whole")
+    assert update == lead.total_updates and ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
 
 
 def test_a_line_has_the_time_of_its_own_chunk(trained):
