@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -172,6 +173,10 @@ def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
                 yield
             except (EOFError, ConnectionError) as error:
                 self._lost = True
+                gone = multiprocessing.connection.wait([process.sentinel for process in self.processes], _END_S)
+                for process in self.processes:
+                    if process.sentinel in gone:  # its pipe closes before it has a code
+                        process.join(_END_S)
                 (code, *_) = [*(process.exitcode for process in self.processes if not process.is_alive()), None]
                 raise RuntimeError(f"{name}: the process of an environment ended, with exit code {code}") from error
 

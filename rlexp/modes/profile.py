@@ -54,7 +54,8 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
     print(f"compiling {lead.config.algo.module} for {lead.spec.name}; this can take a minute", flush=True)
     with no_compilation_cache():
         compiled = traced.compile()
-    with contextlib.closing(compiled):
+    with contextlib.ExitStack() as closing:
+        closing.callback(compiled.close)
         run, update = _start(lead, traced, compiled, resume_dir)
         folder, device = member.dir / "profile", layout.mesh.devices.flat[0]
         folder.mkdir(exist_ok=True)
