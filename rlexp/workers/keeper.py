@@ -122,10 +122,15 @@ def processes(folder: Path) -> Start:
                 start_new_session=True,  # Ctrl-C is for the run, which ends its workers; and it is a group of its own
             )
 
+        left = True  # its group may have others in it, and nobody else has got its number
+
         def kill() -> None:
             """With what its environments have started."""
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-                os.killpg(process.pid, signal.SIGKILL)
+            nonlocal left
+            if left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+                    os.killpg(process.pid, signal.SIGKILL)
+            left = process.poll() is None
 
         def ended() -> str | None:
             if (code := process.poll()) is None:
