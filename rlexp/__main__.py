@@ -45,6 +45,7 @@ def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
     Raises:
       ConfigError: one line.
     """
+    _check_alone(overrides)
     given, (resume_dir, overrides) = overrides, _resumed(overrides)
     composed = compose.composed(overrides)
     if resume_dir and (code := compose.code(composed.config)):
@@ -88,6 +89,13 @@ def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
     submits = load_module(modules["launcher"], "launcher").SUBMITS
     experiment = session.prepare(node, config, modules, resume_dir, elsewhere=submits)
     return Command(list(overrides), run_dir, resume_dir, url, composed), experiment
+
+
+def _check_alone(overrides: Sequence[str]) -> None:
+    """Raises ConfigError for a search without -m, which one run would pass over without a word."""
+    for override in overrides:
+        if override_key(override).split(".")[0] == "sweeper" and override != "sweeper=grid":
+            raise ConfigError(f"{override}: this is of a sweep, which -m makes; add -m, or leave this out")
 
 
 def _named(overrides: Sequence[str]) -> set[str]:

@@ -128,6 +128,7 @@ def composed(overrides: Sequence[str]) -> Composed:
             config.hydra.mode = RunMode.RUN
             run_dir = _directory(config, "hydra.run.dir")
             chosen.check_source(config, app.config_loader, overrides)
+            chosen.check_sweeper(config, app.config_loader, overrides)
             _check_output_subdir(config)
         node = without_hydra(config)
         chosen.check_replay(config, node, app.config_loader, overrides)

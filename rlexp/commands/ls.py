@@ -87,12 +87,19 @@ def list_runs(roots: Sequence[str]) -> list[Line]:
     for root in roots:
         if store.is_url(root, "ls"):
             found: Iterable[Line] = _in_store(root.rstrip("/"))
-        elif os.path.isdir(root):
-            found = _on_disk(root)
         else:
-            raise ConfigError(f"ls: {root!r} is no folder")
+            check_root(root, "ls")
+            found = _on_disk(root)
         runs |= {run.directory: run for run in found}
     return sorted(runs.values(), key=lambda run: (run.began, run.directory))
+
+
+def check_root(root: str, who: str) -> None:
+    """Raises ConfigError for what is no folder, and for one that cannot be read, which would look as if there were no runs."""
+    if not os.path.isdir(root):
+        raise ConfigError(f"{who}: {root!r} is no folder")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise ConfigError(f"{who}: {root!r} cannot be read: permission denied")
 
 
 # --- on the disk -------------------------------------------------------------------------------------------------------

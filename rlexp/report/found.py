@@ -41,8 +41,7 @@ class Finder:
                 raise ConfigError(
                     f"report: {root!r} is in an object store; give the folder of its working copies, under output_root"
                 )
-            if not os.path.isdir(root):
-                raise ConfigError(f"report: {root!r} is no folder")
+            ls.check_root(root, "report")
         self.roots = [Path(root) for root in dict.fromkeys(map(os.path.realpath, roots))]
         self.sweeps: list[Path] = []  # those of the last look
         self._known: dict[str, tuple[object, Run]] = {}

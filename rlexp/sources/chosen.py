@@ -1,4 +1,4 @@
-"""The source and the memory that a command line chose: that they count, and how one becomes part of the other.
+"""The source, the memory and the sweeper that a command line chose: that they count, and how one becomes part of the other.
 
 Nothing here waits for JAX, but where a source has to be looked at: completion of a shell needs it, too.
 """
@@ -57,10 +57,7 @@ def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrid
     source = algo.get("source") if isinstance(algo, Mapping) else None
     if not asked or "module" in asked or not isinstance(source, Mapping):
         return
-    choice, files = config.hydra.runtime.choices.source, {}
-    for name in loader.get_group_options("source"):
-        with contextlib.suppress(Exception):  # a file that cannot be read counts where it is chosen
-            files[name] = loader.repository.load_config(f"source/{name}").config
+    choice, files = config.hydra.runtime.choices.source, _files(loader, "source")
     inner = source.get("inner")
     modules = {source.get("module"), inner.get("module") if isinstance(inner, Mapping) else source.get("module")}
     if (
@@ -74,6 +71,27 @@ def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrid
             raise ConfigError(
                 f"algo.source.{key}: source={choice}, which counts here, has no such key; it is one of source={', '.join(others)}"
             )
+
+
+def check_sweeper(config: DictConfig, loader: Any, overrides: Sequence[str]) -> None:
+    """Raises ConfigError for a key of `sweeper` that is another sweeper's than the one that counts, with that one's name."""
+    keys = [key.split(".")[1] for key in map(override_key, overrides) if key.startswith("sweeper.")]
+    choice, files = config.hydra.runtime.choices.get("sweeper"), _files(loader, "sweeper") if keys else {}
+    for key in keys:
+        others = [name for name, file in files.items() if _has(file, key)]
+        if others and choice in files and not _has(files[choice], key):
+            raise ConfigError(
+                f"sweeper.{key}: sweeper={choice}, which counts here, has no such key; it is one of sweeper={', '.join(others)}"
+            )
+
+
+def _files(loader: Any, group: str) -> dict[str, Any]:
+    """{option of a group: its file}"""
+    files = {}
+    for name in loader.get_group_options(group):
+        with contextlib.suppress(Exception):  # a file that cannot be read counts where it is chosen
+            files[name] = loader.repository.load_config(f"{group}/{name}").config
+    return files
 
 
 def _has(file: Any, key: str) -> bool:

@@ -181,7 +181,7 @@ def check_common(first: Job | Setting, other: Job | Setting) -> None:
     for part in ("launcher", "sweeper", "output_root"):
         ours, theirs = _of_part(first, part), _of_part(other, part)
         for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key):
+            if ours.get(key) != theirs.get(key) and repr(ours.get(key)) != repr(theirs.get(key)):  # NaN is not NaN
                 own = " ".join(o for o in other.overrides if o not in first.overrides)
                 raise ConfigError(
                     f"{key}: {theirs.get(key)!r} with {own}, and {ours.get(key)!r} with others, is not allowed; expected one for "

@@ -128,6 +128,9 @@ WRONG = [
     (["resume=0123abcd"], ["resume", "0123abcd", "output_root"]),
     (["resume=."], ["resume", "'.'", "without a run"]),
     (["run=eval"], ["resume", "run=eval"]),
+    # a search without -m
+    (["sweeper=pbt"], ["sweeper=pbt", "add -m"]),
+    (["sweeper.population=8"], ["sweeper.population=8", "add -m"]),
     # a sweep is checked before its first job
     (["-m", "algo.hp.lr=1e-3,fast"], ["algo.hp.lr", "'fast'"]),
     (["-m", "seed=1,2", "algo.num_minibatches=4,7"], ["algo.num_minibatches", "7"]),

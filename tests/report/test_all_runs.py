@@ -183,6 +183,7 @@ def test_a_name_may_be_of_any_bytes(name, tmp_path, capsys):
     [
         (["nowhere"], "report: 'nowhere' is no folder"),
         (["gs://b/x"], "report: 'gs://b/x' is in an object store"),
+        (["here", "here/run"], "report: 'here/run' cannot be read: permission denied"),
         (["here"], "has a report.html or report/ that is no report"),
         ([], "required: ROOT"),
     ],
@@ -192,6 +193,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, given, told):
     monkeypatch.chdir(tmp_path)
     alone(tmp_path / "here/run", [], 1.0)
     (tmp_path / "here/report.html").write_text("mine")
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: path != "here/run")  # root may read all
     try:
         code = main(given)
     except SystemExit as end:

@@ -22,7 +22,7 @@ def test_a_killed_population_ends_as_an_undisturbed_one(tmp_path):
     assert done.returncode == 0, done.stderr
     killed_at("packs/*/checkpoints/60", LINE, tmp_path / "sweep")
     assert {entry.status for entry in Manifest(tmp_path / "sweep").jobs()} == {"running"}
-    assert "4 running" in verb("status", str(tmp_path / "sweep")).stdout
+    assert "4 stopped" in verb("status", str(tmp_path / "sweep")).stdout
     assert "no job has an objective yet" in verb("report", str(tmp_path / "sweep")).stdout
     done = verb("resume", str(tmp_path / "sweep"))
     assert done.returncode == 0, done.stderr

@@ -71,6 +71,7 @@ WRONG_LINES = [
     (["algo.hp.gamma=interval(0.9, 1.5)"], ["sweeper.space: algo.hp.gamma", "1.5", "less than or equal to 1"]),
     (["algo.hp.lr=interval(0, 1)"], ["sweeper.space: algo.hp.lr", "0.0", "greater than 0"]),
     (["algo.num_epochs=interval(0, 2)"], ["sweeper.space: algo.num_epochs", "0", "greater than or equal to 1"]),
+    (["+sweeper.space.algo.hp.gamma.choices=[nan, 1]"], ["sweeper.space: algo.hp.gamma", "nan", "finite"]),
     (["+sweeper.space.network.choices=[mlp, mpl]"], ["network=mpl", 'did you mean "mlp"']),
     (["+sweeper.space.network.activation.choices=[relu, rel]"], ["network.activation", "'rel'", '"relu"']),
     (["algo.hp.lr=tag(lg, interval(0.1, 1))"], ["tag 'lg'", "log", 'did you mean "log"']),

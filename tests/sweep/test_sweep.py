@@ -181,7 +181,7 @@ def test_killed_and_started_again_it_ends_as_if_undisturbed(undisturbed, tmp_pat
     done = command_line(tmp_path, f"resume={tmp_path / 'sweep/1'}", "run=eval", "hydra.run.dir=eval")
     assert done.returncode == 0, done.stderr
 
-    assert "2 running" in status(tmp_path / "sweep", "status")
+    assert "2 stopped" in status(tmp_path / "sweep", "status")
     status(tmp_path / "sweep", "resume")
     assert [(e.status, e.attempt) for e in jobs(tmp_path)] == [("finished", 2)] * 2
     for number in (0, 1):

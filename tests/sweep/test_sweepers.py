@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rlexp import compose
 from rlexp.config import ConfigError
 from rlexp.sweep.trials import Draws
 
@@ -86,3 +87,15 @@ def test_a_space_without_valid_runs_is_given_up(tmp_path):
     with pytest.raises(ConfigError, match=r"hardly a draw is a valid run.*num_minibatches") as told:
         search(tmp_path / "sweep", *line, checked=divides)
     assert "\n" not in str(told.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["sweeper.population=8"], r"sweeper\.population: sweeper=grid, .* one of sweeper=pbt, tournament$"),
+        (["sweeper=pbt", "+sweeper.num_trials=8"], r"sweeper=pbt, .* one of sweeper=asha, optuna, random$"),
+    ],
+)
+def test_a_key_of_another_sweeper_is_told_with_its_name(given, told):
+    with pytest.raises(ConfigError, match=told):
+        compose.composed(given)
