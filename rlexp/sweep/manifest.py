@@ -136,9 +136,9 @@ class Manifest:
         )
         (known,) = self._read("where number = ?", number)
         if known.overrides != list(overrides):
+            was, now = _apart(known.overrides, overrides)
             raise ConfigError(
-                f"hydra.sweep.dir: {str(self.path.parent)!r} holds another sweep: its job {number} is "
-                f"{' '.join(known.overrides)!r}, not {' '.join(overrides)!r}"
+                f"hydra.sweep.dir: {str(self.path.parent)!r} holds another sweep: its job {number} is {was!r}, not {now!r}"
             )
         if known.fingerprint != fingerprint:
             raise ConfigError(
@@ -272,6 +272,15 @@ class Manifest:
             return json.loads(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{self.path}: somebody has changed {name!r}: {value!r:.80} is no JSON") from error
+
+
+def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+    """In what two jobs differ: what sweepers put between chunks, which is long, only where there is nothing else."""
+    both = [[o for o in own if o not in others] for own, others in ((one, other), (other, one))]
+    own, others = ([o for o in words if not o.startswith("between")] for words in both)
+    if not own and not others:
+        own, others = both if any(both) else (one, other)
+    return " ".join(own), " ".join(others)
 
 
 _REMEMBER = "insert or replace into sweep values (?, ?)"

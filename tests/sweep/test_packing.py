@@ -96,9 +96,12 @@ def test_a_manifest_remembers(tmp_path):
 
 
 def test_a_directory_holds_one_sweep(tmp_path):
-    Manifest(tmp_path).add(0, ["seed=1"])
+    """What differs is told, without what a sweeper has put between chunks."""
+    Manifest(tmp_path).add(0, ["env=x", "seed=1", "between=population", "between.space=[{key: algo.hp.lr}]"])
     with pytest.raises(ConfigError, match=r"holds another sweep: its job 0 is 'seed=1', not 'seed=7'"):
-        Manifest(tmp_path).add(0, ["seed=7"])
+        Manifest(tmp_path).add(0, ["env=x", "seed=7"])
+    with pytest.raises(ConfigError, match=r"its job 0 is 'between=population between\.space=.*', not ''"):
+        Manifest(tmp_path).add(0, ["env=x", "seed=1"])
 
 
 def test_a_job_that_is_composed_otherwise_is_another_job(tmp_path):
