@@ -146,11 +146,8 @@ def _parameter(key: str, given: Any, config: Config, options: Mapping[str, Seque
     if key.split(".")[0] in _FIXED:
         raise ConfigError(f"{where}: {key.split('.')[0]} is one for the whole sweep")
     if not isinstance(given, Mapping) or not given:
-        raise ConfigError(
-            f"{where}: {given!r} is not allowed; expected {{low: ..., high: ...}}, with log: true or step: ... at will, or "
-            "{choices: [...]}"
-        )
-    hint = None if key in options else _type_of(key, config)
+        raise _no_parameter(where, given)
+    hint = None if key in options else _type_of(key, config, given)
     if "choices" in given:
         return _choices(where, given)
     if hint is None:
@@ -161,6 +158,13 @@ def _parameter(key: str, given: Any, config: Config, options: Mapping[str, Seque
     if not numeric and hint is not Any:
         raise ConfigError(f"{where}: bounds are for numbers; expected {{choices: [...]}}")
     return _interval(where, given, whole=numeric == {int})
+
+
+def _no_parameter(where: str, given: Any) -> ConfigError:
+    return ConfigError(
+        f"{where}: {given!r} is not allowed; expected {{low: ..., high: ...}}, with log: true or step: ... at will, or "
+        "{choices: [...]}"
+    )
 
 
 def _interval(where: str, given: Mapping[str, Any], *, whole: bool) -> Interval:
@@ -196,7 +200,7 @@ def _choices(where: str, given: Mapping[str, Any]) -> Choices:
     return Choices(values)
 
 
-def _type_of(key: str, config: Config) -> Any:
+def _type_of(key: str, config: Config, given: Mapping[str, Any]) -> Any:
     """The type that the schema gives a key, or its suite a parameter; Any where both leave it open."""
     node: Any = config
     owner: Any = None  # what holds the node that holds the key
@@ -216,6 +220,9 @@ def _type_of(key: str, config: Config) -> Any:
         node = node[name] if isinstance(node, Mapping) else vars(node)[name]
         hint = hints.get(name, type(node))
     if dataclasses.is_dataclass(node) or isinstance(node, Mapping):
+        inside = node if isinstance(node, Mapping) else vars(node)
+        for name in (name for name in given if name in inside and not isinstance(given[name], Mapping)):
+            raise _no_parameter(f"sweeper.space.{key}.{name}", given[name])
         raise ConfigError(f"sweeper.space.{key}: this holds other keys; name one of them")
     if names[-2:-1] == ["params"] and dataclasses.is_dataclass(owner):
         return int if (parameters(vars(owner)) or {}).get(names[-1]) == "whole" else hint

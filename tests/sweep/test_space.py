@@ -29,6 +29,7 @@ WRONG_SPACES: list[tuple[dict[str, Any], list[str]]] = [
     ({"algo.hp.lr.x": {"low": 0, "high": 1}}, ["sweeper.space.algo.hp.lr.x", "unknown key"]),
     ({"algo.hp": {"low": 0, "high": 1}}, ["sweeper.space.algo.hp", "holds other keys"]),
     ({"algo": {"hp": {"lr": {"low": 0.1, "high": 1}, "x": 1}}}, ["sweeper.space.algo.hp", "holds other keys"]),
+    ({"algo": {"hp": {"lr": [0.1, 1]}}}, ["sweeper.space.algo.hp.lr: [0.1, 1] is not allowed", "{choices: [...]}"]),
     ({"launcher.max_pack": {"low": 1, "high": 2}}, ["sweeper.space.launcher", "whole sweep"]),
     ({"run": {"choices": ["train", "plan"]}}, ["sweeper.space.run", "whole sweep"]),
     # bounds
