@@ -241,6 +241,12 @@ def pull_file(path: Path) -> bool:
     return True
 
 
+def bring(path: Path) -> None:
+    """A file of a working copy, where it is not here: another machine has written it. Raises OSError."""
+    if not path.exists():
+        pull_file(path)
+
+
 def _is_newer(info: dict[str, Any], path: Path) -> bool:
     """Whether the store's file is to replace the local one. It is uploaded after it is written: the same one is newer too."""
     return not path.exists() or info["mtime"].timestamp() > path.stat().st_mtime

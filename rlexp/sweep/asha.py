@@ -13,6 +13,7 @@ from typing import Any
 from rlexp.config import Count, CountOrZero, Few, Host, Jobs, Steps, schema
 from rlexp.sameness import must
 from rlexp.sources.base import is_host, stepping
+from rlexp.storage import store
 from rlexp.sweep import rungs, traced
 from rlexp.sweep.rungs import Rungs
 from rlexp.sweep.space import Space, draw
@@ -89,7 +90,8 @@ class Search:
         alone, launcher = is_host(stepping(one.modules)), one.config.launcher
         self._wanted = config.batch or (1 if alone else launcher.max_pack or _AT_ONCE)
         is_pack = not alone and launcher.pack != "off" and self._wanted <= (launcher.max_pack or self._wanted)
-        self._refills = is_pack and not any(must(key).pack for key in space)
+        in_store = store.is_url(one.config.output_root)  # where what a search has come to would not outlive its machine
+        self._refills = is_pack and not in_store and not any(must(key).pack for key in space)
         self._draws: Iterator[Trial] = (draw(space, config.seed, number) for number in itertools.count())
         self._batch: list[Trial] = []
         self._done: list[tuple[int, Trial, Result]] = []  # job, parameters, objective

@@ -18,6 +18,7 @@ import numpy as np
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Steps, Text, schema
 from rlexp.experiment import Experiment
 from rlexp.loggers import jsonl
+from rlexp.storage import store
 from rlexp.sweep import stretches
 from rlexp.training.between import Between, Leave, Moment
 
@@ -138,8 +139,9 @@ def window(returns: Sequence[float], more: int, reduction: int, before: Seen = N
 def had(run_dir: Path, rungs: Sequence[int]) -> tuple[int, dict[str, float]]:
     """A run's bracket, and {rung: return} of each that it has come by. One that failed has some of them. Raises ConfigError."""
     try:
+        store.bring(run_dir / jsonl.NAME)
         rows = [row for row in jsonl.read(run_dir / jsonl.NAME) if row.get(_RETURN) is not None]
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ConfigError(f"{error}; without it nothing can be compared") from error
     found = {}
     for rung in rungs:

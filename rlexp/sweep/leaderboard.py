@@ -3,7 +3,8 @@
 Each pod writes one file of its own, whole or not at all, and its score never changes. So there is nothing to lock, on any file
 system: two pods that are entered at once do not meet, and one that is entered again, since it was killed before the sweep heard
 of it, is there once. Of each age the best are kept: one that is not among the best of some is none of the best of all, so that
-whoever enters a pod may remove others, whatever others do meanwhile.
+whoever enters a pod may remove others, whatever others do meanwhile. In an object store it is the same: each machine brings what
+others have entered before it looks.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Number, Steps, Text, parse, schema
-from rlexp.storage import regular, rundir
+from rlexp.storage import regular, rundir, store
 
 FOLDER = "leaderboard"  # in the sweep's directory
 _TRIES = 20  # to read what others change
@@ -62,14 +63,21 @@ def enter(folder: Path, entry: Entry, *, keep: int) -> None:
     """Adds a pod, and removes what is not among the best `keep`. Raises OSError where it cannot be added."""
     rundir.make_private(folder)
     rundir.write_json(_file(folder, entry.pod), dataclasses.asdict(entry))
+    store.push_file(_file(folder, entry.pod))
     with contextlib.suppress(OSError):  # it is there; the next one removes what this one could not
+        _bring(folder)
         for worse in _sorted(folder)[0][keep:]:
             with contextlib.suppress(OSError):
-                _file(folder, worse.pod).unlink(missing_ok=True)
+                store.unlink(_file(folder, worse.pod))
 
 
 def best(folder: Path) -> list[Entry]:
     """From the best one on. What is no entry is left out, and named in a line. Raises OSError."""
+    _bring(folder)
+    return _best(folder)
+
+
+def _best(folder: Path) -> list[Entry]:
     found, damaged = _sorted(folder)
     _tell(damaged)
     return found
@@ -77,12 +85,14 @@ def best(folder: Path) -> list[Entry]:
 
 def oldest(sweep_dir: Path, tournament: int) -> list[Entry]:
     """Those of the oldest age of which there are some, from the best one on. As `best`."""
-    ages = [found for age in _numbered(sweep_dir / FOLDER / str(tournament)) if (found := best(age))]
+    _bring(sweep_dir / FOLDER / str(tournament))
+    ages = [found for age in _numbered(sweep_dir / FOLDER / str(tournament)) if (found := _best(age))]
     return ages[-1] if ages else []
 
 
 def known(sweep_dir: Path, tournament: int) -> set[int]:
-    """The pods that are in it, of all ages. What is no entry is named in a line."""
+    """The pods that are in it, of all ages. What is no entry is named in a line. Raises OSError."""
+    _bring(sweep_dir / FOLDER / str(tournament))
     found, damaged = _read_all((sweep_dir / FOLDER / str(tournament)).glob("*/*.json"))
     _tell(damaged)
     return {entry.pod for entry in found.values()}
@@ -94,6 +104,7 @@ def check(sweep_dir: Path, run_ids: Mapping[str, str | None]) -> None:
     Args:
       run_ids: {run directory of a job, from the sweep's: its run}, of this sweep.
     """
+    _bring(sweep_dir / FOLDER)
     found, damaged = _read_all(sorted((sweep_dir / FOLDER).glob("*/*/*.json")))
     _tell(damaged)
     for path, entry in found.items():
@@ -107,6 +118,7 @@ def check(sweep_dir: Path, run_ids: Mapping[str, str | None]) -> None:
 def lines(sweep_dir: Path) -> list[str]:
     """For people: of each tournament the leaders of the oldest age. Raises OSError."""
     out = []
+    _bring(sweep_dir / FOLDER)
     for tournament in _numbered(sweep_dir / FOLDER):
         if leaders := oldest(sweep_dir, int(tournament.name)):
             told = [f"job {one.dir} {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})" for one in leaders[:_SHOWN]]
@@ -122,6 +134,17 @@ def _numbered(folder: Path) -> list[Path]:
 
 def _file(folder: Path, pod: int) -> Path:
     return folder / f"{pod}.json"
+
+
+def _bring(folder: Path) -> None:
+    """What other machines have entered, in an object store. What they have removed may stay here: all of it is worse than what
+    leads. Raises OSError.
+    """
+    if url := store.url_of(folder):
+        try:
+            store.pull(url, folder)
+        except ConfigError as error:
+            raise OSError(str(error).removeprefix("resume: ")) from error
 
 
 def _sorted(folder: Path) -> tuple[list[Entry], list[str]]:

@@ -170,7 +170,8 @@ def _rng(config: Config, *what: object) -> random.Random:
 
 
 def _entry(config: Config, parameters: Sequence[Parameter], sweep_dir: Path, finished: Finished) -> Entry | None:
-    """None where it was never evaluated. Raises ConfigError where its lines cannot be read."""
+    """None where it was never evaluated. Raises ConfigError where its lines cannot be read, OSError where a store cannot."""
+    store.bring(finished.dir / jsonl.NAME)
     meta, told = finished.meta, finished.meta["told"][0]
     try:
         rows = [row for row in jsonl.read(finished.dir / jsonl.NAME) if row.get(_RETURN) is not None]

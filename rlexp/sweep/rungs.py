@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlexp.config import ConfigError
-from rlexp.storage import store
 from rlexp.sweep import halving, manifest
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.sweepers import Setting
@@ -57,11 +56,6 @@ def check(one: Setting, who: str) -> None:
         raise ConfigError(
             f"checkpoint.enabled: false is not allowed with {who}: trials that go on anew would be compared without those that "
             "were pruned"
-        )
-    if one.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(config.output_root):
-        raise ConfigError(
-            f"launcher: {who} reads what trials have written from this disk, and here they write elsewhere; allowed: "
-            "launcher=local or slurm, with output_root on a disk that all share"
         )
 
 

@@ -136,11 +136,6 @@ def _checked(config: Config, one: Setting) -> int:
     steps = config.pod_steps or stretches.evaluated_every(whole.eval.every_env_steps, pods.NEEDS)
     name = "sweeper.pod_steps" if config.pod_steps else "eval.every_env_steps"
     stretches.ends_before(name, steps, whole.total_env_steps, pods.ALONE)
-    if one.modules["launcher"] == "rlexp_launchers.tpu_vm" or store.is_url(whole.output_root):
-        raise ConfigError(
-            "launcher: sweeper=tournament has its leaderboard, and the checkpoints from which pods go on, on a disk that all "
-            "share, and here they write elsewhere; allowed: launcher=local or slurm, with output_root on such a disk"
-        )
     return steps
 
 

@@ -199,13 +199,22 @@ def asha_of(directory: Path, *overrides: str) -> Sweeper:
         (["run=plan"], r"run: plan has no objective, which sweeper=asha needs"),
         (["between=halving"], r"between: pruning is what acts"),
         (["checkpoint=off"], r"checkpoint\.enabled: false is not allowed with sweeper=asha: trials that go on anew"),
-        (["launcher=tpu_vm"], r"launcher: sweeper=asha reads what trials have written from this disk"),
-        (["output_root=gs://bucket/x"], r"launcher: sweeper=asha reads what trials have written from this disk"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(more, told, tmp_path):
     with pytest.raises(ConfigError, match=told):
         asha_of(tmp_path, *more)
+
+
+def test_in_an_object_store_trials_train_batch_by_batch(tmp_path):
+    """What a search that refills its slots has come to lies beside its pack, where a slice that is lost takes it along."""
+    search = ["sweeper.batch=2", "sweeper.num_trials=8"]
+    here, there = (asha_of(tmp_path, *search, *more).batches for more in ([], ["output_root=gs://bucket/x"]))
+    assert here is not None and there is not None
+    slots = [
+        sum(any(o.startswith("between.slots=") for o in trial) for trial in next(batches)) for batches in (here, there)
+    ]
+    assert slots == [8, 0]
 
 
 @pytest.mark.parametrize(
