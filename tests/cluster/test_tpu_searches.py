@@ -40,7 +40,7 @@ def test_pods_on_slices_go_on_from_each_other(world):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_trials_on_slices_are_pruned_by_those_of_others(world):
-    """The second batch is told of the first, whose lines are in the store alone."""
+    """The second batch is told of the first."""
     line = ("-m", "sweeper=asha", "sweeper.num_trials=4", "sweeper.batch=2", "sweeper.reduction=2")
     said = world.run(*line, "total_env_steps=9600", *SPACE)
     jobs = world.jobs("sweep")

@@ -1,9 +1,11 @@
-"""The leaderboard of a tournament where pods share no disk: each machine has a copy of its own."""
+"""Sweeps that act while they train, where jobs share no disk: each machine has copies of its own."""
+
+import json
 
 import pytest
 
 from rlexp.storage import store
-from rlexp.sweep import leaderboard
+from rlexp.sweep import halving, leaderboard
 from rlexp.sweep.leaderboard import Entry
 
 
@@ -59,3 +61,10 @@ def test_a_store_that_is_gone_is_an_error_of_the_system(machines, monkeypatch):
         leaderboard.best(leaderboard.place(machines[1], 0, 1))
     with pytest.raises(OSError, match="cannot be written"):
         leaderboard.enter(leaderboard.place(machines[1], 0, 1), entry(1, 2.0), keep=2)
+
+
+def test_a_search_brings_lines_that_did_not_come_by_themselves(machines, change):
+    """Without them a trial would be taken for one that came by no rung."""
+    rows = [{"env_steps": steps, "eval/return_mean": steps / 100} for steps in (320, 640)]
+    change("sweep/3/metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    assert halving.had(machines[0] / "3", [320, 640, 960]) == (0, {"320": 3.2, "640": 6.4})
