@@ -135,8 +135,7 @@ def processes(folder: Path) -> Start:
         def ended() -> str | None:
             if (code := process.poll()) is None:
                 return None
-            if code:  # it has closed nothing
-                kill()
+            kill()  # what is left of its group: it may have closed nothing
             return f"exit code {code}{_said(log)}"
 
         return Started(ended, kill)
