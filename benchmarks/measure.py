@@ -128,9 +128,8 @@ def write(path: Path, *, settings: Any, samples: Any, results: Any, **more: Any)
         "samples": samples,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(content, indent=1).replace(f"{ROOT}/", "") + "\n"
-    )  # where the repository lies says nothing
+    text = json.dumps(content, indent=1).replace(f"{ROOT}/", "")  # where the repository lies says nothing
+    path.write_text(text + "\n")
 
 
 def _cpu_model() -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,14 @@ def processes(*words: str) -> list[int]:
 
 # Where `make libtpu` puts the TPU compiler: apart, since it changes how JAX starts.
 LIBTPU = Path(os.environ.get("RLEXP_LIBTPU", Path(__file__).resolve().parents[1] / ".libtpu"))
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    """Until it is so, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def command_line(directory: Path, *arguments: str, tpu_compiler: bool = False) -> subprocess.CompletedProcess[str]:

@@ -86,6 +86,10 @@ def _best(folder: Path) -> list[Entry]:
 def oldest(sweep_dir: Path, tournament: int) -> list[Entry]:
     """Those of the oldest age of which there are some, from the best one on. As `best`."""
     _bring(sweep_dir / FOLDER / str(tournament))
+    return _oldest(sweep_dir, tournament)
+
+
+def _oldest(sweep_dir: Path, tournament: int) -> list[Entry]:
     ages = [found for age in _numbered(sweep_dir / FOLDER / str(tournament)) if (found := _best(age))]
     return ages[-1] if ages else []
 
@@ -120,7 +124,7 @@ def lines(sweep_dir: Path) -> list[str]:
     out = []
     _bring(sweep_dir / FOLDER)
     for tournament in _numbered(sweep_dir / FOLDER):
-        if leaders := oldest(sweep_dir, int(tournament.name)):
+        if leaders := _oldest(sweep_dir, int(tournament.name)):
             told = [f"job {one.dir} {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})" for one in leaders[:_SHOWN]]
             more = ", …" if len(leaders) > _SHOWN else ""
             steps = max(one.env_steps for one in leaders)

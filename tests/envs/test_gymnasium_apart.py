@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from support import environment
+from support import environment, wait_until
 
 from rlexp.envs import gymnasium as adapter
 
@@ -103,13 +102,6 @@ def test_one_that_hangs_ends_with_the_process_that_was_to_close_it(tmp_path):
         parent.kill()
         parent.wait(20)
     wait_until(lambda: not any(Path("/proc", one.name).exists() for one in tmp_path.iterdir()))
-
-
-def wait_until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP])

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from sources import lives
 from sources.remote import acting, counter, policy, shown
-from support import QUIET, environment, processes, rlexp_command
+from support import QUIET, environment, processes, rlexp_command, wait_until
 
 from rlexp.config import ConfigError
 from rlexp.envs.base import Opened
@@ -242,13 +241,6 @@ def test_one_that_hangs_ends_with_the_process_that_started_it(tmp_path):
         learner.wait(20)
     wait_until(lambda: not processes("rlexp.workers", f"--parent\0{learner.pid}"))
     wait_until(lambda: not simulators(learner.pid))
-
-
-def wait_until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", '{"address": "a:1"}'])
