@@ -3,8 +3,10 @@
 Of each environment that is named, such as navix/empty_5x5, or of all: what it shows and takes, its limit; what a step of
 random actions costs with 64 environments side by side, resets included; the mean return of random actions; and that of a
 short run of PPO with its default settings, for which some are too hard. Numbers are kept in
-benchmarks/results/environments.json, so that one environment can be measured without the others. `--specs` measures
-nothing; `--table` writes the table from what is kept.
+benchmarks/results/environments.json, so that one environment can be measured without the others, and with them how many
+episodes of random actions were terminated and truncated. What an environment can end by (`ends_by`) is written there by hand,
+and tests/envs/test_env_contract.py holds it against each environment. `--specs` measures nothing, `--untrained` no PPO;
+`--table` writes the table from what is kept.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from rlexp.types import Continuous, Discrete, EnvSpec
 CONF, DOCS = ROOT / "conf" / "env", ROOT / "docs" / "environments.md"
 KEPT = ROOT / "benchmarks" / "results" / "environments.json"
 HEAD = ["option", "observation", "actions", "limit", "ends by", "CPU µs a step", "random", "PPO"]
-NUM_ENVS, MOST_STEPS, TRAIN_STEPS, TIMEOUT_S = 64, 1000, 100_000, 300
+NUM_ENVS, NUM_STEPS, TRAIN_STEPS, TIMEOUT_S = 64, 1000, 100_000, 300
 
 
 def options() -> list[str]:
@@ -41,6 +43,7 @@ def main(arguments: list[str], say: Say) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks environments", description=__doc__)
     parser.add_argument("options", nargs="*", metavar="OPTION")
     parser.add_argument("--specs", action="store_true", help="no measurements")
+    parser.add_argument("--untrained", action="store_true", help="random actions only")
     parser.add_argument("--table", action="store_true", help="nothing is built: the table is written from what is kept")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.options) - set(options()):
@@ -50,7 +53,7 @@ def main(arguments: list[str], say: Say) -> int:
     for option in [] if chosen.table else chosen.options or options():
         say(option)
         try:
-            kept[option] = {"ends_by": "either"} | kept.get(option, {}) | _measured(option, specs_only=chosen.specs)
+            kept[option] = {"ends_by": "either"} | kept.get(option, {}) | _measured(option, chosen)
         except (ConfigError, Failed) as error:
             failed = True
             print(f"{option}: not measured: {error}", file=sys.stderr)
@@ -81,14 +84,14 @@ def observed(spec: EnvSpec) -> str:
     return ", ".join(told)
 
 
-def _measured(option: str, *, specs_only: bool) -> dict[str, Any]:
+def _measured(option: str, chosen: argparse.Namespace) -> dict[str, Any]:
     env = _made(option)
     actions = in_words(env.spec)[0].partition(",")[0]
     row = {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
-    if specs_only:
+    if chosen.specs:
         return row
-    random = _random(env) if isinstance(env, Env) else {}
-    return row | random | {"ppo": _trained(option)}
+    row |= _random(env) if isinstance(env, Env) else {}
+    return row if chosen.untrained else row | {"ppo": _trained(option)}
 
 
 def _made(option: str) -> Any:
@@ -103,13 +106,13 @@ def random_return(option: str) -> float:
     """The mean over 64 episodes of random actions, or 4,096 where they are short. Raises ConfigError, Failed."""
     env = _made(option)
     limit = env.spec.max_episode_steps
-    found = _random(env, num_envs=4096 if limit <= 200 else NUM_ENVS, most_steps=limit)
+    found = _random(env, num_envs=4096 if limit <= 200 else NUM_ENVS, num_steps=limit)
     if "random" not in found:
         raise Failed("some episodes did not end")
     return found["random"]
 
 
-def _random(env: Env, *, num_envs: int = NUM_ENVS, most_steps: int = MOST_STEPS) -> dict[str, float]:
+def _random(env: Env, *, num_envs: int = NUM_ENVS, num_steps: int = NUM_STEPS) -> dict[str, Any]:
     """Of actions that are drawn uniformly among those that are allowed."""
     envs, spec = batched(env), env.spec.action
 
@@ -128,21 +131,24 @@ def _random(env: Env, *, num_envs: int = NUM_ENVS, most_steps: int = MOST_STEPS)
 
     def play(key: Any) -> Any:
         def step(carry: Any, key: Any) -> Any:
-            state, row, total, over = carry
+            state, row, total, over, ends = carry
+            waits = row.last  # then this is no episode's last row, or the same one again
             state, row = envs.step(state, draw(key, row.obs))
-            return (state, row, total + jnp.where(over, 0.0, row.reward), over | row.last), None
+            terminated = row.discount == 0.0
+            ends += jnp.stack([jnp.sum(row.last & ~waits & how) for how in (terminated, ~terminated)])
+            return (state, row, total + jnp.where(over, 0.0, row.reward), over | row.last, ends), None
 
         state, row = envs.reset(jax.random.split(key, num_envs))
-        start = (state, row, jnp.zeros((num_envs,)), jnp.zeros((num_envs,), bool))
-        (_, _, total, over), _ = jax.lax.scan(step, start, jax.random.split(key, num_steps))
-        return total, over
+        start = (state, row, jnp.zeros((num_envs,)), jnp.zeros((num_envs,), bool), jnp.zeros((2,), jnp.int32))
+        (_, _, total, over, ends), _ = jax.lax.scan(step, start, jax.random.split(key, num_steps))
+        return total, over, ends
 
-    num_steps = min(env.spec.max_episode_steps, most_steps)
     compiled = jax.jit(play).lower(jax.random.key(0)).compile()
     began = time.process_time()  # of the processor, which a busy machine does not change
-    total, over = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
+    total, over, ends = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
     took = time.process_time() - began
     cost = {"us_a_step": took / (num_steps * num_envs) * 1e6}
+    cost["random_episodes"] = dict(zip(("terminated", "truncated"), map(int, ends), strict=True))
     return cost | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
 
 

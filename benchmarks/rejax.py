@@ -1,7 +1,9 @@
 """Steps per second and final returns, against Rejax on the same work. Rejax has a virtual environment of its own."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks import peers
 from benchmarks.measure import (
@@ -10,6 +12,7 @@ from benchmarks.measure import (
     Ratio,
     Sample,
     Say,
+    Side,
     alternate,
     ratio,
     run,
@@ -18,7 +21,7 @@ from benchmarks.measure import (
     verdict,
     write,
 )
-from benchmarks.work import FULL, QUICK, REPLAY, ReplayWork, Work, overrides, train
+from benchmarks.work import QUICK, REPLAY, SIZES, ReplayWork, Work, overrides, train
 
 REQUIREMENTS = ROOT / "benchmarks" / "rejax-requirements.txt"
 BOUND, AIM = 1.6, 2.0  # of our steps per second over Rejax's
@@ -27,44 +30,39 @@ RATE = "env_steps_per_second"
 
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
-    """The seeds are 0, 1, … on both sides: a round is a seed, so that eight rounds give eight final returns."""
-    work = QUICK if quick else FULL
-    python = environment(say)
-    about: dict[str, dict] = {}
-
-    def theirs(i: int) -> Sample:
-        told = rejax_side(python, work, seed=i, quick=quick)
-        about.update(told)
-        return told["sample"]
-
-    sides = {"rlexp": lambda i: train(work, seed=i, more=["hardware=cpu"]), "rejax": theirs}
-    samples = alternate(sides, rounds=rounds, say=say)
-    ours, them = samples["rlexp"], samples["rejax"]
-    of_rates = ratio(ours, them, RATE)
-    print(rates_table(f"PPO on CartPole, {work.num_envs} environments: environment steps per second", samples))
-    print(returns_table(samples))
-    print(verdict("steps per second, rlexp / Rejax", of_rates.of_medians, BOUND, at_least=True))
-    print(verdict("steps per second, rlexp / Rejax (the aim)", of_rates.of_medians, AIM, at_least=True))
-    gain = mean_return(ours) - mean_return(them)
-    print(verdict("mean final return, rlexp - Rejax", gain, 0, at_least=True), "\n")
-    write(
-        out / "rejax.json",
-        settings={"work": work._asdict() | {"env_steps": work.env_steps}, "rlexp": overrides(work)},
-        samples=samples,
-        results=summary(samples, of_rates),
-        rejax_versions=about["versions"],
-    )
+    """PPO, for two numbers of environment steps: what a run costs once counts for less in the longer one."""
+    sizes = {"quick": QUICK} if quick else SIZES
+    samples, results, versions = _beside(sizes, rounds=rounds, quick=quick, say=say)
+    for name, found in results.items():
+        ours, them = samples[name]["rlexp"], samples[name]["rejax"]
+        print(verdict(f"{name}: steps per second, rlexp / Rejax", found["ratio"]["of_medians"], BOUND, at_least=True))
+        print(verdict("the same (the aim)", found["ratio"]["of_medians"], AIM, at_least=True))
+        gain = mean_return(ours) - mean_return(them)
+        print(verdict("mean final return, rlexp - Rejax", gain, 0, at_least=True), "\n")
+    write(out / "rejax.json", settings=_settings(sizes), samples=samples, results=results, rejax_versions=versions)
 
 
 def measure_replay(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """DQN and SAC, each with small networks and larger ones."""
+    works = {name: _tiny(work) if quick else work for name, work in REPLAY.items()}
+    samples, results, versions = _beside(works, rounds=rounds, quick=quick, say=say)
+    for name, found in results.items():
+        what = f"{name}: steps per second, rlexp / Rejax"
+        print(verdict(what, found["ratio"]["of_medians"], REPLAY_BOUND, at_least=True), "\n")
+    write(
+        out / "rejax_replay.json", settings=_settings(works), samples=samples, results=results, rejax_versions=versions
+    )
+
+
+def _beside(
+    works: Mapping[str, Work | ReplayWork], *, rounds: int, quick: bool, say: Say
+) -> tuple[dict[str, dict[str, list[Sample]]], dict[str, dict], dict]:
+    """Samples and results of each work, and Rejax's versions. The seeds are 0, 1, … on both sides: a round is a seed."""
     python = environment(say)
     about: dict[str, dict] = {}
-    samples: dict[str, dict[str, list[Sample]]] = {}
-    results: dict[str, dict] = {}
-    works = {name: _tiny(work) if quick else work for name, work in REPLAY.items()}
+    samples, results = {}, {}
 
-    def side(work: ReplayWork) -> dict:
+    def sides(work: Work | ReplayWork) -> dict[str, Side]:
         def theirs(i: int) -> Sample:
             told = rejax_side(python, work, seed=i, quick=quick)
             about.update(told)
@@ -74,20 +72,18 @@ def measure_replay(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
 
     for name, work in works.items():
         say(f" {name}")
-        samples[name] = alternate(side(work), rounds=rounds, say=say)
-        of_rates = ratio(samples[name]["rlexp"], samples[name]["rejax"], RATE)
-        print(rates_table(f"{name}: environment steps per second", samples[name]))
+        samples[name] = alternate(sides(work), rounds=rounds, say=say)
+        print(rates_table(f"{name}, {work.num_envs} environments: environment steps per second", samples[name]))
         print(returns_table(samples[name]))
-        what = f"{name}: steps per second, rlexp / Rejax"
-        print(verdict(what, of_rates.of_medians, REPLAY_BOUND, at_least=True), "\n")
-        results[name] = summary(samples[name], of_rates)
-    write(
-        out / "rejax_replay.json",
-        settings={name: {"work": work._asdict(), "rlexp": overrides(work)} for name, work in works.items()},
-        samples=samples,
-        results=results,
-        rejax_versions=about["versions"],
-    )
+        results[name] = summary(samples[name], ratio(samples[name]["rlexp"], samples[name]["rejax"], RATE))
+    return samples, results, about["versions"]
+
+
+def _settings(works: Mapping[str, Work | ReplayWork]) -> dict[str, Any]:
+    return {
+        name: {"work": work._asdict(), "env_steps": work.env_steps, "rlexp": overrides(work)}
+        for name, work in works.items()
+    }
 
 
 def _tiny(work: ReplayWork) -> ReplayWork:

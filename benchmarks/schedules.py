@@ -34,7 +34,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         *("eval.num_episodes=64", "eval.mode=sampled"),
         quoted("compilation_cache", str(BENCH / "cache" / "rlexp")),
     ]
-    bold, leaders = ["sweeper.factor=0.5"], [f"sweeper.leaders={size // 4}"]
+    bold, many = ["sweeper.factor=0.5"], [f"sweeper.leaders={size // 2}", "sweeper.explored=0.25"]
     sides = {
         "independent": ["sweeper=random", f"sweeper.num_trials={size}"],
         "pbt": ["sweeper=pbt", f"sweeper.population={size}", *bold],
@@ -42,7 +42,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
             "sweeper=tournament",
             f"sweeper.population={size}",
             f"sweeper.batch={size // 2}",
-            *leaders,
+            *many,
             *bold,
         ],
     }

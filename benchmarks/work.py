@@ -67,6 +67,7 @@ class ReplayWork(NamedTuple):
 
 
 FULL = Work()
+SIZES = {"4M": FULL, "16M": FULL._replace(total_env_steps=16_000_000)}
 REPLAY = {
     "dqn, 64 units": ReplayWork("dqn", num_envs=16, hidden=(64, 64), batch_size=128, total_env_steps=204_800),
     "dqn, 256 units": ReplayWork("dqn", num_envs=128, hidden=(256, 256), batch_size=256, total_env_steps=256_000),

@@ -22,7 +22,7 @@ from rlexp.sweep.sweepers import Batches, Result, Setting, Sweep, Sweeper, Trial
 from rlexp.training.between import Finished
 
 _AT_ONCE = 16  # pods of a program, where neither sweeper.batch nor launcher.max_pack says it
-_GIVEN = ("population", "leaders", "explored", "explore", "factor")  # on to each pod
+_GIVEN = ("population", "explored", "explore", "factor")  # on to each pod
 
 
 @schema
@@ -36,8 +36,8 @@ class Config:
     """Pods that train as one program, and begin together; null: launcher.max_pack, or 16, or 1 where each trains alone."""
     pod_steps: Host[Steps | None]
     """Environment steps of a pod, a multiple of eval.every_env_steps; null: to the next evaluation."""
-    leaders: Host[Count]
-    """The leaderboard has the best of each age, at most so many. The next age goes on from these."""
+    leaders: Host[Count | None]
+    """The leaderboard has the best of each age, at most so many. The next age goes on from these. null: half of the population."""
     explored: Host[Fraction]
     """Share of the pods that explore; the others go on with their leader's settings."""
     explore: Host[Explore]
@@ -89,6 +89,7 @@ def _tournament(config: Config, space: Space, tournament: int, one: Setting, ste
     packs_of_age = -(-config.population // size)
     given: dict[str, Any] = {"number": tournament, "first_seed": first, "pod_steps": steps}
     given |= {name: getattr(config, name) for name in _GIVEN} | {"space": written(space)}
+    given["leaders"] = config.leaders or config.population // 2
     between = ["between=pods", *(f"between.{name}={traced.text(value)}" for name, value in given.items())]
     found = []
     for pod in range(number):
@@ -128,7 +129,7 @@ def _checked(config: Config, one: Setting) -> int:
         raise ConfigError("between: pods are what acts between chunks under sweeper=tournament; leave the other out")
     if config.population < 2:
         raise ConfigError(f"sweeper.population: {config.population} is not allowed; expected at least 2")
-    if config.leaders > config.population:
+    if (config.leaders or 0) > config.population:
         raise ConfigError(
             f"sweeper.leaders: {config.leaders} is not allowed; expected at most sweeper.population {config.population}, of which "
             "they are the best"
