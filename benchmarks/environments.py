@@ -4,9 +4,8 @@ Of each environment that is named, such as navix/empty_5x5, or of all: what it s
 random actions costs with 64 environments side by side, resets included; the mean return of random actions; and that of a
 short run of PPO with its default settings, for which some are too hard. Numbers are kept in
 benchmarks/results/environments.json, so that one environment can be measured without the others, and with them how many
-episodes of random actions were terminated and truncated. What an environment can end by (`ends_by`) is written there by hand,
-and tests/envs/test_env_contract.py holds it against each environment. `--specs` measures nothing, `--untrained` no PPO;
-`--table` writes the table from what is kept.
+episodes of random actions were terminated and truncated. What an environment can end by (`ends_by`) is written there by hand, and
+held against these episodes. `--specs` measures nothing, `--untrained` no PPO; `--table` writes the table from what is kept.
 """
 
 import argparse
@@ -15,6 +14,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def main(arguments: list[str], say: Say) -> int:
         say(option)
         try:
             kept[option] = {"ends_by": "either"} | kept.get(option, {}) | _measured(option, chosen)
+            check_ends(**kept[option])
         except (ConfigError, Failed) as error:
             failed = True
             print(f"{option}: not measured: {error}", file=sys.stderr)
@@ -92,6 +93,13 @@ def _measured(option: str, chosen: argparse.Namespace) -> dict[str, Any]:
         return row
     row |= _random(env) if isinstance(env, Env) else {}
     return row if chosen.untrained else row | {"ppo": _trained(option)}
+
+
+def check_ends(*, ends_by: str, random_episodes: Mapping[str, int] | None = None, **_: Any) -> None:
+    """Raises Failed where random actions ended by what is said not to happen."""
+    for how, never in (("terminated", "truncation"), ("truncated", "termination")):
+        if ends_by == never and (number := (random_episodes or {}).get(how, 0)):
+            raise Failed(f"{number} episodes of random actions were {how}, and its ends_by is {never!r}")
 
 
 def _made(option: str) -> Any:

@@ -12,7 +12,8 @@ import pytest
 from suites import CONF, SUITES, node_of
 from suites import build_env as build
 
-from benchmarks.environments import KEPT, observed, with_table
+from benchmarks.environments import KEPT, check_ends, observed, with_table
+from benchmarks.measure import Failed
 from rlexp.config import load_module, parse
 from rlexp.envs.base import Env, HostEnv, action_struct
 from rlexp.types import Continuous, Discrete, MultiDiscrete, TimeStep
@@ -72,6 +73,13 @@ def test_table_of_the_documentation_is_complete():
     page = (ROOT / "docs" / "environments.md").read_text()
     assert with_table(page, json.loads(KEPT.read_text())) == page  # `python -m benchmarks environments --table`
     assert sorted({"envpool", "gymnasium", "gymnax_class", "managed", "waymax", "womd", "wrapped", *SUITES}) == ADAPTERS
+
+
+def test_no_episode_of_the_table_ended_by_what_is_said_not_to_happen():
+    for row in json.loads(KEPT.read_text()).values():
+        check_ends(**row)
+    with pytest.raises(Failed, match="2 episodes of random actions were truncated, and its ends_by is 'termination'"):
+        check_ends(ends_by="termination", random_episodes={"terminated": 1, "truncated": 2})
 
 
 def test_every_file_is_read():
