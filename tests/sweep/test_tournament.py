@@ -359,6 +359,15 @@ def test_a_leaderboard_of_another_sweep_is_told_and_left_alone(undisturbed, tmp_
     tournament_of(undisturbed, *WORK)  # its own is no other
 
 
+@pytest.mark.parametrize(
+    ("population", "given", "leaders"), [(2, "null", 1), (7, "null", 3), (16, "null", 8), (7, 5, 5)]
+)
+def test_leaders_are_half_of_the_population_where_nothing_is_said(population, given, leaders, tmp_path):
+    more = (f"sweeper.population={population}", f"sweeper.leaders={given}")
+    trials = next(tournament_of(tmp_path, *WORK, *more).batches)
+    assert {value_of(trial, "between.leaders") for trial in trials} == {leaders}
+
+
 def test_first_settings_are_within_their_bounds_as_the_program_has_them(tmp_path):
     space = "sweeper.space={algo: {hp: {gamma: {low: 0.9, high: 0.99, step: 0.09}}}}"
     gammas = {value_of(trial, "algo.hp.gamma") for trial in next(tournament_of(tmp_path, *WORK, space).batches)}
