@@ -155,9 +155,9 @@ def _random(env: Env, *, num_envs: int = NUM_ENVS, num_steps: int = NUM_STEPS) -
     began = time.process_time()  # of the processor, which a busy machine does not change
     total, over, ends = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
     took = time.process_time() - began
-    cost = {"us_a_step": took / (num_steps * num_envs) * 1e6}
-    cost["random_episodes"] = dict(zip(("terminated", "truncated"), map(int, ends), strict=True))
-    return cost | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
+    episodes = dict(zip(("terminated", "truncated"), map(int, ends), strict=True))
+    found = {"us_a_step": took / (num_steps * num_envs) * 1e6, "random_episodes": episodes}
+    return found | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
 
 
 def _trained(option: str) -> float | None:

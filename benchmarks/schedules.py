@@ -34,17 +34,11 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         *("eval.num_episodes=64", "eval.mode=sampled"),
         quoted("compilation_cache", str(BENCH / "cache" / "rlexp")),
     ]
-    bold, many = ["sweeper.factor=0.5"], [f"sweeper.leaders={size // 2}", "sweeper.explored=0.25"]
+    bold = ["sweeper.factor=0.5"]
     sides = {
         "independent": ["sweeper=random", f"sweeper.num_trials={size}"],
         "pbt": ["sweeper=pbt", f"sweeper.population={size}", *bold],
-        "tournament": [
-            "sweeper=tournament",
-            f"sweeper.population={size}",
-            f"sweeper.batch={size // 2}",
-            *many,
-            *bold,
-        ],
+        "tournament": ["sweeper=tournament", f"sweeper.population={size}", f"sweeper.batch={size // 2}", *bold],
     }
 
     def side(name: str) -> Any:
