@@ -1,5 +1,10 @@
-"""The server's part of `rlexp.sources.inference`: one thread acts for all workers, and keeps what belongs to each environment."""
+"""The server's part of `rlexp.sources.inference`: one thread acts for all workers, and keeps what belongs to each environment.
 
+It is an event loop, `rlexp.sources.door` is in it too, and nothing in it has a lock. What came in one turn of the loop is acted for
+together, where the batch waits for no more; the answers go out in the next one.
+"""
+
+import asyncio
 import contextlib
 import queue
 import secrets
@@ -8,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +24,7 @@ import numpy as np
 
 from rlexp.algos.base import Algorithm
 from rlexp.envs.base import HostEnv, action_struct
-from rlexp.sources.door import Door, Failed, Joined, Left, Life, Told
+from rlexp.sources.door import Door, Event, Failed, Joined, Left, Life, Told
 from rlexp.sources.rollout import clip_action
 from rlexp.sources.unrolls import Row, Unroll, Unrolls
 from rlexp.types import Key, PyTree, TimeStep
@@ -29,7 +34,7 @@ from rlexp.workers.keeper import Keeper, Start
 from rlexp.workers.wire import Kind
 
 LOOK_S = 0.25  # a wait looks up as often, whatever happens
-END_S = 5.0  # within which workers have to end
+END_S = 5.0  # within which workers have to end, or whatever is asked of the thread
 LOSSES = 10  # of one worker in a row, without an unroll of it; `keeper` ends the run sooner where a process has ended
 
 
@@ -57,6 +62,7 @@ class Counted(NamedTuple):
     lost: int = 0  # lives
     calls: int = 0  # of the policy
     acted_for: int = 0  # environments, in all of them
+    episodes: np.ndarray | int = 0  # sums over those that ended: return, length, the environment's own; how many
 
 
 class Published(NamedTuple):
@@ -77,7 +83,8 @@ class Player:
 
     def __init__(self, life: Life, num_envs: int):
         self.life = life
-        self.told = Told(life, b"", [])  # the last ROWS
+        self.message = b""  # the last ROWS
+        self.heard: list[bytes] = []  # what was not looked through for the ends of episodes, and the one before
         self.waits_since: float | None = None  # for its actions
         self.acted: tuple[np.ndarray, list[np.ndarray]] | None = None  # action and extras of that row; None: it is new
         self.episode_return = np.zeros((num_envs,), np.float32)
@@ -90,7 +97,8 @@ class Acting:
     def __init__(self, settings: Settings, env: HostEnv, algorithm: Algorithm, *, key: Key, place: Path | None):
         self._settings, self._env, self._algorithm = settings, env, algorithm
         self.version = -1
-        self._rows, self._actions = rows_of(env, settings.num_envs), actions_of(env, settings.num_envs)
+        self.rows, self._actions = rows_of(env, settings.num_envs), actions_of(env, settings.num_envs)
+        self._leaves = wire.rows(self.rows.leaves, len(env.info))
         self._unrolls = Unrolls(
             num_workers=settings.num_workers,
             num_steps=settings.num_steps,
@@ -113,20 +121,22 @@ class Acting:
         self._players: dict[int, Player] = {}
         self._counted = Counted()
         self._losses = [0] * settings.num_workers  # of each, since its last unroll
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[tuple[list[Unroll], Counted]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._moved = time.monotonic()
-        self._stopping = self._listened = False
+        self._stopping = self._listened = self._woken = False
+        self._timer: asyncio.TimerHandle | None = None  # of a batch that waits for more
 
         self._own_folder = None if place else Path(tempfile.mkdtemp(prefix="rlexp-"))
         self._folder = (place or self._own_folder) / meeting.FOLDER  # type: ignore[operator]
         if jax.process_count() > 1:
             self._folder /= str(jax.process_index())  # its own workers
         token = secrets.token_hex(32)
-        self._door = Door(self._inbox, token=token, num_workers=settings.num_workers, rows=self._rows)
+        self._door = Door(self._hear, token=token, num_workers=settings.num_workers, rows=self.rows)
         self._keeper: Keeper | None = None
-        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="inference", daemon=True)
+        self._thread.start()
         try:
             self._open(token)
         except BaseException:
@@ -139,7 +149,7 @@ class Acting:
         tls = settings.tls
         pair = tls and (tls.key.read_bytes(), tls.certificate.read_bytes())
         credentials = pair and grpc.ssl_server_credentials([pair])
-        port = self._door.listen(settings.address, credentials, options)
+        port = self._in_thread(self._door.listen(settings.address, credentials, options))
         self._listened = True
         action = action_struct(spec)
         note = meeting.Note(
@@ -156,8 +166,8 @@ class Acting:
             path=[place for place in sys.path if place],
         )
         meeting.post(self._folder, note, token)
-        self._door.open()  # only now: whom it turns away, with an older note, finds this one
-        self._thread.start()
+        self._in_thread(self._door.open())  # only now: whom it turns away, with an older note, finds this one
+        self._loop.call_soon_threadsafe(self._look)
         if settings.start is not None:
             self._keeper = Keeper(settings.start(self._folder), settings.num_workers, self._fail)
 
@@ -175,7 +185,7 @@ class Acting:
         """
         self._moved = time.monotonic()  # workers may have waited for it
         self.version += 1
-        self._inbox.put(Published(policies))
+        self._loop.call_soon_threadsafe(self._hear, Published(policies))
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._ready.get(timeout=min(LOOK_S, self._settings.timeout_s))
@@ -193,60 +203,87 @@ class Acting:
     def close(self) -> None:
         """Ends the workers, the server and the thread, and frees the port. May be called twice."""
         self._stopping = True
-        self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join(END_S)
         if self._keeper is not None:
             self._keeper.stop()  # who ends now is not started anew
-        self._door.say_end(END_S)
+        with contextlib.suppress(TimeoutError):
+            self._in_thread(self._door.say_end(END_S))
         if self._keeper is not None:
             self._keeper.close(END_S)
-        self._door.close(END_S)
+        with contextlib.suppress(TimeoutError):
+            self._in_thread(self._door.close())
         if self._listened:
             meeting.remove(self._folder)
             address.free(self._settings.address)
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
         if self._thread.is_alive():
-            raise TimeoutError(f"the thread that acts did not end within {END_S:g} s")
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(END_S)
+            if self._thread.is_alive():
+                raise TimeoutError(f"the thread that acts did not end within {END_S:g} s")
+            self._loop.close()
 
     # --- the thread --------------------------------------------------------------------------------------------------------
+
+    def _in_thread(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Waits for it. Raises TimeoutError."""
+        if not self._thread.is_alive():
+            work.close()
+            raise TimeoutError("the thread that acts has ended")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * END_S)
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
 
-    def _run(self) -> None:
+    def _hear(self, event: "Event | Published") -> None:
+        """Something has happened: all that happens in this turn is acted on in the next one."""
+        self._guarded(lambda: self._take_in(event))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._guarded, self._turn)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Whatever it raises: the learner is told, and does not wait for this thread."""
+        if self._stopping or self._error is not None:
+            return
         try:
-            looked = time.monotonic()
-            while not self._stopping:
-                self._hear()
-                while due := self._due():
-                    self._answer(due)
-                if (batch := self._unrolls.take()) is not None:
-                    counted, self._counted = self._counted, Counted()
-                    self._ready.put((batch, counted))
-                if time.monotonic() - looked > LOOK_S:
-                    looked = time.monotonic()
-                    for life in self._door.evict(self._settings.silence_s):
-                        if self._keeper is not None and life.worker >= 0:
-                            self._keeper.replace(life.worker)
-        except BaseException as error:  # whatever it is, the learner must not wait for this thread
+            work()
+        except BaseException as error:
             self._fail(error)
 
-    def _hear(self) -> None:
-        """All that has happened; waits for something, but not longer than those who wait can."""
-        candidates = self._candidates()
-        since = candidates[0].waits_since if candidates else None
-        wait = LOOK_S if since is None else since + self._settings.batch_timeout_s - time.monotonic()
-        with contextlib.suppress(queue.Empty):
-            self._take_in(self._inbox.get(timeout=min(max(wait, 0.0001), LOOK_S)))
-            while True:
-                self._take_in(self._inbox.get_nowait())
+    def _turn(self) -> None:
+        """Acts for who is due, and hands out a batch that is complete."""
+        self._woken = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while candidates := self._candidates():
+            if not (due := self._due(candidates)):
+                wait = candidates[0].waits_since + self._settings.batch_timeout_s - time.monotonic()  # type: ignore[operator]
+                self._timer = self._loop.call_later(max(0.0, wait), self._guarded, self._turn)
+                break
+            self._answer(due)
+        if (batch := self._unrolls.take()) is not None:
+            for player in self._players.values():
+                self._count_episodes(player)
+            counted, self._counted = self._counted, Counted()
+            self._ready.put((batch, counted))
 
-    def _take_in(self, event: Any) -> None:
+    def _look(self) -> None:
+        """Gives up those who are silent, from time to time."""
+        self._guarded(self._evict)
+        if not self._stopping:
+            self._loop.call_later(LOOK_S, self._look)
+
+    def _evict(self) -> None:
+        for life in self._door.evict(self._settings.silence_s):
+            if self._keeper is not None and life.worker >= 0:
+                self._keeper.replace(life.worker)
+
+    def _take_in(self, event: "Event | Published") -> None:
         if isinstance(event, Told):
             if (player := self._player(event.life)) is not None:
-                self._step(player, event)
+                self._step(player, event.message)
         elif isinstance(event, Joined):
             self._welcome(event.life)
         elif isinstance(event, Left):
@@ -271,7 +308,7 @@ class Acting:
         life.answer(wire.write(Kind.WELCOME, {"seeds": told}))
 
     def _lose(self, life: Life) -> None:
-        del self._players[life.worker]
+        self._count_episodes(self._players.pop(life.worker))
         self._unrolls.drop(life)
         self._counted = self._counted._replace(lost=self._counted.lost + 1)
         self._losses[life.worker] += 1
@@ -291,30 +328,36 @@ class Acting:
         self._policies = policies
         self._unrolls.publish()
 
-    def _step(self, player: Player, told: Told) -> None:
+    def _step(self, player: Player, message: bytes) -> None:
         """What came of the last actions, or the first rows of all."""
-        before, arrays = player.told.arrays, told.arrays
-        player.told, player.waits_since = told, time.monotonic()
-        self._moved = player.waits_since
+        before, player.message = player.message, message
+        player.heard.append(message)
+        self._moved = player.waits_since = time.monotonic()
         if not before:
             return
-        *obs, first, last = before[2 + len(self._env.info) :]
-        reward, discount, *info = arrays[: 2 + len(self._env.info)]
-        valid = 1 - last.astype(np.float32)  # after a last row comes a reset, which is no transition
-        player.episode_return = valid * (player.episode_return + reward)
-        player.episode_length = valid * (player.episode_length + 1)
         if self._unrolls.under_way(player.life) is not None:  # it has not ended early
             assert player.acted is not None
-            ends, ended = valid * arrays[-1], None
-            if ends.any():
-                sums = [np.dot(ends, x) for x in (player.episode_return, player.episode_length, *info)]
-                ended = np.array([*sums, ends.sum()], np.float32)
-            row = Row(obs, first, *player.acted, valid * reward, np.maximum(last, discount), valid, ended)
-            self._unrolls.add(player.life, row, (arrays[2 + len(info) : -2], arrays[-2]))
+            self._unrolls.add(player.life, Row(before, *player.acted), message)
         if self._unrolls.under_way(player.life) is None:  # a step alone is no progress: it may never come further
             self._losses[player.life.worker] = 0
             if self._keeper is not None:
                 self._keeper.heard(player.life.worker)
+
+    def _count_episodes(self, player: Player) -> None:
+        """Of all that was heard; it is looked through in one go, since each step of it is little."""
+        if len(player.heard) < 2:
+            return
+        rewards, last = (wire.column(leaf, player.heard) for leaf in (self._leaves.reward, self._leaves.last))
+        valid, ends = 1 - last[:-1].astype(np.float32), (~last[:-1] & last[1:]).astype(np.float32)
+        for i in range(len(valid)):
+            player.episode_return = valid[i] * (player.episode_return + rewards[i + 1])
+            player.episode_length = valid[i] * (player.episode_length + 1)
+            if ends[i].any():
+                own = [wire.column(leaf, player.heard[i + 1 : i + 2])[0] for leaf in self._leaves.info]
+                sums = [np.dot(ends[i], x) for x in (player.episode_return, player.episode_length, *own)]
+                ended = np.array([*sums, ends[i].sum()], np.float32)
+                self._counted = self._counted._replace(episodes=self._counted.episodes + ended)
+        player.heard = player.heard[-1:]
 
     def _candidates(self) -> list[Player]:
         """Whom the policy can act for, those who wait for longest first."""
@@ -331,10 +374,9 @@ class Acting:
             found.append(player)
         return found
 
-    def _due(self) -> list[Player]:
-        """Whom it is to act for now; nobody as long as the batch waits for more."""
-        found = self._candidates()
-        if not found or len(found) >= self._most:
+    def _due(self, found: list[Player]) -> list[Player]:
+        """Whom of the candidates it is to act for now; nobody as long as the batch waits for more."""
+        if len(found) >= self._most:
             return found[: self._most]
         if all(player.waits_since is not None for player in self._players.values()):
             return found  # nobody else is to come
@@ -355,13 +397,12 @@ class Acting:
         num = len(players)
         room = min(self._most, 1 << (num - 1).bit_length())  # few shapes, each of which is compiled once
         # All that there is to tell goes to the device as two arrays: there each one costs more than its bytes.
-        numbers = np.full((2, room + 1), self._settings.num_workers, np.int32)
-        numbers[1], numbers[:, room] = 1, self._num_calls % 2**31
-        numbers[0, :num] = [player.life.worker for player in players]
-        numbers[1, :num] = [player.acted is None for player in players]
-        messages = np.zeros((room, self._rows.num_bytes), np.uint8)
-        for i, player in enumerate(players):
-            messages[i] = np.frombuffer(player.told.message, np.uint8)
+        number, nobody = self._num_calls % 2**31, self._settings.num_workers
+        workers = [*(player.life.worker for player in players), *[nobody] * (room - num), number]
+        new = [*(player.acted is None for player in players), *[True] * (room - num), number]
+        numbers = np.array([workers, new], np.int32)
+        parts = [*(player.message for player in players), *[bytes(self.rows.num_bytes)] * (room - num)]
+        messages = np.frombuffer(b"".join(parts), np.uint8).reshape(room, -1)
         tables, key = self._tables, self._keys[device]
         placed, before, tables[device] = self._act(self._policies[device], tables[device], numbers, messages, key)
         self._num_calls += 1
@@ -387,16 +428,15 @@ class Acting:
         """Of the workers in `numbers`: what to do, what each remembered (nothing, if it is new), and the table of that now."""
         size, slots, new = self._settings.num_envs, numbers[0, :-1], numbers[1, :-1] == 1
         envs = (slots[:, None] * size + jnp.arange(size, dtype=jnp.int32)).reshape(-1)
-        reward, discount, *others = [_read(leaf, messages) for leaf in self._rows.leaves]
-        *leaves, first, last = others[len(self._env.info) :]
-        obs = jax.tree.unflatten(jax.tree.structure(self._env.spec.observation), leaves)
+        told = wire.rows([_read(leaf, messages) for leaf in self.rows.leaves], len(self._env.info))
+        obs = jax.tree.unflatten(jax.tree.structure(self._env.spec.observation), told.obs)
         begun = ~jnp.repeat(new, size)
         before = jax.tree.map(
             lambda x, start: jnp.where(begun.reshape(-1, *[1] * (x.ndim - 1)), x[envs], start),
             table,
             self._algorithm.carry(len(envs)),
         )
-        timestep = TimeStep(obs, reward, discount, first, last)
+        timestep = TimeStep(obs, told.reward, told.discount, told.first, told.last)
         action, after, extras = self._algorithm.act(policy, before, timestep, jax.random.fold_in(key, numbers[0, -1]))
         table = jax.tree.map(lambda x, y: x.at[envs].set(y), table, after)
         return (clip_action(self._env.spec, action), action, extras), before, table

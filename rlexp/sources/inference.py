@@ -31,7 +31,7 @@ from rlexp.envs.base import HostEnv
 from rlexp.sources.acting import Acting, Settings, rows_of
 from rlexp.sources.base import HostSource, check_even, no_feedback
 from rlexp.sources.host import Data, collector, of_this_process, on_those_who_act
-from rlexp.sources.unrolls import Unroll, side_by_side
+from rlexp.sources.unrolls import side_by_side
 from rlexp.types import AGENT_STEPS, Batch, Key, Mean, Metrics, Trajectory
 from rlexp.workers import address, wire
 from rlexp.workers.keeper import Start, check_jobs, jobs, processes
@@ -174,7 +174,7 @@ def make(
         waited = time.perf_counter() - learnt
         lag = playing.version - min(unroll.version for unroll in unrolls)
         rows: Any  # arrays are NumPy's here
-        rows, memory = side_by_side(unrolls, num_steps)
+        rows, memory = side_by_side(unrolls, num_steps, playing.rows, len(env.info))
         trajectory = Trajectory(
             obs=jax.tree.unflatten(jax.tree.structure(env.spec.observation), rows.obs),
             first=rows.first,
@@ -188,7 +188,7 @@ def make(
         whole_batch = Batch(trajectory, weight, memory=jax.tree.unflatten(playing.structures.memory, memory))
         num_valid: Any = np.uint32(rows.valid.sum())
         num_rows: Any = np.uint32(mine * num_steps)
-        metrics = _summed(unrolls, env.info) | {
+        metrics = _summed(counted.episodes, env.info) | {
             AGENT_STEPS: Mean(num_valid, num_rows),
             "train/lag_mean": _mean(lag),
             "train/lag_at_most_share": _mean(lag == config.max_lag),
@@ -237,11 +237,10 @@ OWN_METRICS = (
 )
 
 
-def _summed(unrolls: Sequence[Unroll], info: Sequence[str]) -> Metrics:
-    """Of the episodes that ended in these unrolls."""
+def _summed(episodes: Any, info: Sequence[str]) -> Metrics:
+    """Of the episodes that ended since the batch before."""
     names = ["train/return_mean", "train/length_mean", *(f"env/{name}" for name in info)]
-    ends = [row.ended for unroll in unrolls for row in unroll.rows if row.ended is not None]
-    totals: Any = np.sum(ends, axis=0, dtype=np.float32) if ends else np.zeros((len(names) + 1,), np.float32)
+    totals = np.zeros((len(names) + 1,), np.float32) + episodes
     return {name: _mean(total, totals[-1]) for name, total in zip(names, totals[:-1], strict=True)}
 
 

@@ -20,9 +20,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlexp.workers import wire
+
 
 class Row(NamedTuple):
-    """A time step of the environments [b] of a worker, and what came of it. Trees are lists of their leaves."""
+    """A time step of the environments [b] of a worker: what it told, and what it was told. What came of it is the next message."""
+
+    message: bytes  # ROWS
+    action: np.ndarray
+    extras: list[np.ndarray]
+
+
+class Rows(NamedTuple):
+    """Arrays [num_steps + 1, B, ...] of a batch. Trees are lists of their leaves."""
 
     obs: list[np.ndarray]
     first: np.ndarray
@@ -31,9 +41,6 @@ class Row(NamedTuple):
     reward: np.ndarray
     discount: np.ndarray
     valid: np.ndarray
-    ended: np.ndarray | None = (
-        None  # sums over the episodes that ended: return, length, the environment's own; how many
-    )
 
 
 class Unroll:
@@ -42,7 +49,8 @@ class Unroll:
     def __init__(self, life: Any, worker: int, version: int, number: int, memory: list[np.ndarray]):
         self.life, self.worker, self.version, self.number, self.memory = life, worker, version, number, memory
         self.rows: list[Row] = []
-        self.final: tuple[list[np.ndarray], np.ndarray] | None = None  # obs and first after the last row
+        self.final = b""  # the message after the last row
+        self.gap = False  # whether the first row is of the life before, and starts no transition
 
 
 class Unrolls:
@@ -81,7 +89,8 @@ class Unrolls:
         self._open[life] = unroll = self._new(life, worker, memory)
         end = self._ends.get(worker)
         if self._own_places and end is not None and end.life is not life:
-            unroll.rows.append(_gap(end))
+            unroll.rows.append(end.rows[-1]._replace(message=end.final))
+            unroll.gap = True
             if self._num_steps == 1:  # it is all of an unroll, and the life's own is one more than may begin
                 unroll.final, self._ends[worker] = end.final, unroll
                 self._complete.append(unroll)
@@ -92,8 +101,8 @@ class Unrolls:
         self._number += 1
         return Unroll(life, worker, self.version, self._number, memory)
 
-    def add(self, life: Any, row: Row, final: tuple[list[np.ndarray], np.ndarray]) -> None:
-        """The next row; `final` are the observation and `first` that came of it."""
+    def add(self, life: Any, row: Row, final: bytes) -> None:
+        """The next row; `final` is the message that came of it."""
         unroll = self._open[life]
         unroll.rows.append(row)
         unroll.final = final
@@ -139,40 +148,44 @@ class Unrolls:
         return batch
 
 
-def _gap(end: Unroll) -> Row:
-    """Between the last row of a life and the first of the next: the observation that the last one led to."""
-    row, final = end.rows[-1], end.final
-    assert final is not None
-    zeros = np.zeros_like(row.reward)
-    return row._replace(obs=final[0], first=final[1], reward=zeros, discount=zeros + 1, valid=zeros, ended=None)
+def side_by_side(
+    unrolls: Sequence[Unroll], num_steps: int, layout: wire.Layout, num_info: int
+) -> tuple[Rows, list[np.ndarray]]:
+    """(rows [num_steps + 1, B, ...], memory [B, ...]) of a batch, unroll beside unroll. What is not there has `valid` 0.
 
-
-def side_by_side(unrolls: Sequence[Unroll], num_steps: int) -> tuple[Row, list[np.ndarray]]:
-    """(rows [num_steps + 1, B, ...], memory [B, ...]) of a batch, unroll beside unroll. What is not there has `valid` 0."""
-    example, size = unrolls[0].rows[0], len(unrolls[0].rows[0].first)
+    `layout` is that of the messages, of which `num_info` arrays are the environment's own numbers.
+    """
+    leaves, example = wire.rows(layout.leaves, num_info), unrolls[0].rows[0]
+    size = len(example.action)
     lanes = [slice(i * size, (i + 1) * size) for i in range(len(unrolls))]
 
-    def gather(leaf_of: Any, *, final_of: Any = None, fill: Any = 0) -> np.ndarray:
-        leaf = leaf_of(example)
-        out = np.empty((num_steps + 1, len(unrolls) * size, *leaf.shape[1:]), leaf.dtype)
-        for lane, unroll in zip(lanes, unrolls, strict=True):
-            num = len(unroll.rows)
-            np.stack([leaf_of(row) for row in unroll.rows], out=out[:num, lane])
-            out[num:, lane] = final_of(unroll.final) if final_of else fill
-        return out
+    def filled(like: Any, value: Any = 0) -> np.ndarray:
+        return np.full((num_steps + 1, len(unrolls) * size, *like.shape[1:]), value, like.dtype)
 
-    first = gather(lambda row: row.first, fill=False)
-    for lane, unroll in zip(lanes, unrolls, strict=True):
-        assert unroll.final is not None
-        first[len(unroll.rows), lane] = unroll.final[1]
-    rows = Row(
-        obs=[gather(lambda r, i=i: r.obs[i], final_of=lambda f, i=i: f[0][i]) for i in range(len(example.obs))],
-        first=first,
-        action=gather(lambda row: row.action),
-        extras=[gather(lambda row, i=i: row.extras[i]) for i in range(len(example.extras))],
-        reward=gather(lambda row: row.reward),
-        discount=gather(lambda row: row.discount, fill=1),
-        valid=gather(lambda row: row.valid),
+    rows = Rows(
+        obs=[filled(leaf) for leaf in leaves.obs],
+        first=filled(leaves.first),
+        action=filled(example.action),
+        extras=[filled(leaf) for leaf in example.extras],
+        reward=filled(leaves.reward),
+        discount=filled(leaves.discount, 1),
+        valid=filled(leaves.reward),
     )
+    for lane, unroll in zip(lanes, unrolls, strict=True):
+        num, messages = len(unroll.rows), [*(row.message for row in unroll.rows), unroll.final]
+        for leaf, out in zip(leaves.obs, rows.obs, strict=True):
+            shown = wire.column(leaf, messages)
+            out[: num + 1, lane], out[num + 1 :, lane] = shown, shown[-1]
+        rows.first[: num + 1, lane] = wire.column(leaves.first, messages)
+        np.stack([row.action for row in unroll.rows], out=rows.action[:num, lane])
+        for i, out in enumerate(rows.extras):
+            np.stack([row.extras[i] for row in unroll.rows], out=out[:num, lane])
+        last = wire.column(leaves.last, messages)[:-1]
+        starts = ~last  # after a last row comes a reset, which is no transition
+        if unroll.gap:
+            starts[0] = False
+        rows.valid[:num, lane] = starts
+        rows.reward[:num, lane] = starts * wire.column(leaves.reward, messages)[1:]
+        rows.discount[:num, lane] = np.where(starts, wire.column(leaves.discount, messages)[1:], 1)
     memory = [np.concatenate(leaves) for leaves in zip(*(unroll.memory for unroll in unrolls), strict=True)]
     return rows, memory

@@ -72,6 +72,17 @@ class Layout:
         return ", ".join(f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in self.leaves)
 
 
+class Rows(NamedTuple):
+    """What a message of ROWS has, an array or a `Leaf` of each."""
+
+    reward: Any
+    discount: Any
+    info: list[Any]
+    obs: list[Any]
+    first: Any
+    last: Any
+
+
 def rows_layout(num_envs: int, observation: Sequence[tuple[str, tuple[int, ...]]], info: Sequence[str]) -> Layout:
     """Of the time steps of as many environments. `observation` is (dtype, shape) of each leaf of one."""
     floats = ["reward", "discount", *(f"info.{name}" for name in info)]
@@ -82,6 +93,12 @@ def rows_layout(num_envs: int, observation: Sequence[tuple[str, tuple[int, ...]]
             *((name, "bool", (num_envs,)) for name in ("first", "last")),
         ]
     )
+
+
+def rows(arrays: Sequence[Any], num_info: int) -> Rows:
+    """Those of `rows_layout`, by their names."""
+    reward, discount, *others, first, last = arrays
+    return Rows(reward, discount, others[:num_info], others[num_info:], first, last)
 
 
 def actions_layout(num_envs: int, dtype: str, shape: Sequence[int]) -> Layout:
@@ -122,12 +139,23 @@ def pack(kind: Kind, count: int, layout: Layout, arrays: Sequence[Any]) -> bytes
 
 def unpack(kind: Kind, count: int, layout: Layout, message: bytes) -> list[np.ndarray]:
     """The arrays of a message, which lie in its bytes. Raises Unreadable where it is another than this one."""
+    check(kind, count, layout, message)
+    return [np.frombuffer(message, leaf.dtype, leaf.size, leaf.begin).reshape(leaf.shape) for leaf in layout.leaves]
+
+
+def column(leaf: Leaf, messages: Sequence[bytes]) -> np.ndarray:
+    """One array of all messages [n, ...], as `unpack` reads it of one."""
+    parts = b"".join([memoryview(message)[leaf.begin : leaf.end] for message in messages])
+    return np.frombuffer(parts, leaf.dtype).reshape(len(messages), *leaf.shape)
+
+
+def check(kind: Kind, count: int, layout: Layout, message: bytes) -> None:
+    """Raises Unreadable where it is another message than this one."""
     if len(message) != layout.num_bytes:
         raise Unreadable(f"expected a message of {layout.num_bytes} bytes ({layout}), got {len(message)}")
     found = _HEADER.unpack_from(message)
     if found != (kind, count):
         raise Unreadable(f"expected message {kind.name} {count}, got {_name(found[0])} {found[1]}")
-    return [np.frombuffer(message, leaf.dtype, leaf.size, leaf.begin).reshape(leaf.shape) for leaf in layout.leaves]
 
 
 def write(kind: Kind, body: Mapping[str, Any] | None = None) -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 from rlexp.algos.base import Algorithm
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.sources.acting import Acting, Settings
+from rlexp.sources.unrolls import Rows, Unroll, side_by_side
 from rlexp.types import Discrete, EnvSpec, TimeStep
 from rlexp.workers import meeting, wire
 from rlexp.workers.__main__ import _channel as channel
@@ -31,6 +32,19 @@ def shown(worker: int, life: int, step: int) -> TimeStep:
     at = step % (LENGTH + 1)  # 0: first, LENGTH: last
     obs = np.tile(np.array([worker, life, step], np.float32), (NUM_ENVS, 1))
     return TimeStep(obs, ones * step, ones, ones * at == 0, ones * at == LENGTH)
+
+
+LAYOUT = wire.rows_layout(NUM_ENVS, [("float32", (3,))], [])
+
+
+def arrays(unroll: Unroll) -> Rows:
+    """Its rows [num + 1, NUM_ENVS, ...]."""
+    return side_by_side([unroll], len(unroll.rows), LAYOUT, 0)[0]
+
+
+def told(message: bytes) -> list[int]:
+    """[worker, life, step], as the first environment has it."""
+    return wire.column(LAYOUT.leaves[2], [message])[0, 0].astype(int).tolist()
 
 
 def no_env() -> HostEnv:
@@ -98,7 +112,7 @@ class Call:
             metadata=((wire.TOKEN_KEY, found[1] if token is None else token),),
             timeout=30,
         )
-        self.rows = wire.rows_layout(NUM_ENVS, [("float32", (3,))], [])
+        self.rows = LAYOUT
 
     def hello(self, worker: int = 0, **body: Any) -> "Call":
         told = {"protocol": wire.PROTOCOL, "worker": worker, "run": secrets.token_hex(8), "rows": str(self.rows)}

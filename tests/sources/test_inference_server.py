@@ -11,7 +11,7 @@ import grpc
 import jax
 import numpy as np
 import pytest
-from sources.remote import NUM_ENVS, NUM_STEPS, Call, Plays, acting, policy
+from sources.remote import NUM_ENVS, NUM_STEPS, Call, Plays, acting, arrays, policy, told
 
 from rlexp.config import ConfigError
 from rlexp.sources import acting as acting_module
@@ -39,16 +39,17 @@ def nothing_is_left():
 def assert_whole(unrolls) -> None:
     """Each is of one life, in order, with what the steps brought."""
     for unroll in unrolls:
-        obs = np.stack([row.obs[0] for row in unroll.rows])
+        rows, num = arrays(unroll), len(unroll.rows)
+        obs = rows.obs[0][:num]
         for column in (0, 1):
-            assert (obs[..., column] == obs[0, 0, column]).all()
+            assert (rows.obs[0][..., column] == obs[0, 0, column]).all()
         steps = obs[:, 0, 2].astype(int)
         np.testing.assert_array_equal(steps, steps[0] + np.arange(len(steps)))
         valid = steps % 5 != 4  # after the last row of an episode comes its reset
-        np.testing.assert_array_equal([row.valid[0] for row in unroll.rows], valid)
-        np.testing.assert_array_equal([row.reward[0] for row in unroll.rows], (steps + 1) * valid)
-        np.testing.assert_array_equal([row.first[0] for row in unroll.rows], steps % 5 == 0)
-        np.testing.assert_array_equal([row.extras[0][0] for row in unroll.rows], steps % 5)  # what the policy has seen
+        np.testing.assert_array_equal(rows.valid[:num, 0], valid)
+        np.testing.assert_array_equal(rows.reward[:num, 0], (steps + 1) * valid)
+        np.testing.assert_array_equal(rows.first[:num, 0], steps % 5 == 0)
+        np.testing.assert_array_equal(rows.extras[0][:num, 0], steps % 5)  # what the policy has seen
         np.testing.assert_array_equal(unroll.memory[0], (steps[0] + 4) % 5 + 1 if steps[0] else 0)
 
 
@@ -63,13 +64,13 @@ def test_every_step_is_there_once_and_none_is_too_old(tmp_path, num_workers, max
             assert len(unrolls) == num_workers and counted.lost == 0
             calls += counted.calls
             assert_whole(unrolls)
-            rows, _ = side_by_side(unrolls, NUM_STEPS)
+            rows, _ = side_by_side(unrolls, NUM_STEPS, server.rows, 0)
             assert rows.obs[0].shape == (NUM_STEPS + 1, num_workers * NUM_ENVS, 3)
             for unroll in unrolls:
                 versions = [int(row.extras[1][0]) for row in unroll.rows]
                 assert versions == sorted(versions) and versions[0] == unroll.version and versions[-1] <= update
                 assert 0 <= update - unroll.version <= max_lag
-                worker, step = int(unroll.rows[0].obs[0][0, 0]), int(unroll.rows[0].obs[0][0, 2])
+                worker, _, step = told(unroll.rows[0].message)
                 if num_workers == 1:
                     assert step == seen[worker]
                 seen[worker] = step + len(unroll.rows)
@@ -90,7 +91,7 @@ def test_devices_share_the_workers(tmp_path):
             unrolls, _ = server.learn_from(policies)
             assert_whole(unrolls)
             for unroll in unrolls:
-                worker = int(unroll.rows[0].obs[0][0, 0])
+                worker = told(unroll.rows[0].message)[0]
                 assert {int(row.extras[1][0]) % 10 for row in unroll.rows} == {worker % 2}
                 seen.add(worker)
         assert seen == {0, 1, 2}
@@ -113,7 +114,7 @@ def test_a_slow_worker_stalls_nobody(tmp_path):
         for update in range(8, 20):
             unrolls, _ = server.learn_from((policy(update),))
             assert all(update - unroll.version <= 1 for unroll in unrolls)
-            came |= {int(unroll.rows[0].obs[0][0, 0]) for unroll in unrolls}
+            came |= {told(unroll.rows[0].message)[0] for unroll in unrolls}
         assert 2 in came
     for worker in workers:
         worker.join(10)
@@ -131,15 +132,15 @@ def test_each_worker_has_its_place_where_batches_are_remembered(tmp_path):
         batches += [server.learn_from((policy(update),))[0] for update in range(1, 8)]
         ends: dict[int, list] = {}
         for unrolls in batches:
-            assert [int(u.rows[0].obs[0][0, 0]) for u in unrolls] == [0, 1]
+            assert [told(u.rows[0].message)[0] for u in unrolls] == [0, 1]
             for worker, unroll in enumerate(unrolls):
-                assert len(unroll.rows) == NUM_STEPS and unroll.final is not None
-                begin = unroll.rows[0].obs[0].tolist()
+                assert len(unroll.rows) == NUM_STEPS
+                begin = told(unroll.rows[0].message)
                 assert begin == ends.get(worker, begin)
-                ends[worker] = unroll.final[0][0].tolist()
-        assert ends[0][0][1] == 1
-        gaps = [u.rows[0] for unrolls in batches for u in unrolls if u.rows[0].obs[0][0, 1] != u.rows[1].obs[0][0, 1]]
-        assert len(gaps) == 1 and not gaps[0].valid.any()
+                ends[worker] = told(unroll.final)
+        assert ends[0][1] == 1
+        gaps = [rows for unrolls in batches for u in unrolls if np.ptp((rows := arrays(u)).obs[0][:-1, 0, 1])]
+        assert len(gaps) == 1 and not gaps[0].valid[0].any()
     for worker in workers:
         worker.join(10)
 
@@ -238,7 +239,7 @@ def test_a_worker_that_sends_nonsense_is_turned_away_and_the_others_go_on(tmp_pa
         call.close()
         for update in range(3):
             unrolls, _ = server.learn_from((policy(update),))
-            assert {int(u.rows[0].obs[0][0, 0]) for u in unrolls} == {0}
+            assert {told(u.rows[0].message)[0] for u in unrolls} == {0}
     good.join(10)
 
 
@@ -283,11 +284,11 @@ def test_a_worker_that_comes_again_takes_its_place_and_no_unroll_has_two_lives(t
         learner.join(20)
         unrolls, counted = learnt[0]
         assert_whole(unrolls)
-        assert unrolls[0].rows[0].obs[0][0].tolist() == [0, 2, 0] and counted.lost == 1
+        assert told(unrolls[0].rows[0].message) == [0, 2, 0] and counted.lost == 1
         for update in range(1, 7):  # what the old one has not completed is not learnt from later either
             unrolls, _ = server.learn_from((policy(update),))
             assert_whole(unrolls)
-            assert unrolls[0].rows[0].obs[0][0, 1] == 2
+            assert told(unrolls[0].rows[0].message)[1] == 2
         old.close()
     new.join(10)
 

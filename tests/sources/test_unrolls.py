@@ -1,23 +1,37 @@
 """Which unrolls make a batch, and how old they are, whatever workers do."""
 
+import itertools
 import random
 
 import numpy as np
 import pytest
 
 from rlexp.sources.unrolls import Row, Unrolls, side_by_side
+from rlexp.workers import wire
 
 NUM_STEPS = 4
 
 
-def row(worker: int, step: int) -> Row:
+LAYOUT = wire.rows_layout(2, [("float32", (2,))], [])
+OBS = wire.rows(LAYOUT.leaves, 0).obs[0]
+
+
+def message(worker: int, step: int, first: bool = False) -> bytes:
     ones = np.ones(2, np.float32)
     tag = np.tile(np.array([worker, step], np.float32), (2, 1))
-    return Row([tag], ones == 0, np.ones(2, np.int32), [tag], ones, ones, ones)
+    return wire.pack(wire.Kind.ROWS, step, LAYOUT, [ones, ones, tag, (ones == 1) & first, ones == 0])
 
 
-def final(worker: int, step: int) -> tuple[list[np.ndarray], np.ndarray]:
-    return row(worker, step).obs, np.ones(2, bool)
+def row(worker: int, step: int) -> Row:
+    return Row(message(worker, step), np.ones(2, np.int32), [np.ones(2, np.float32)])
+
+
+def final(worker: int, step: int) -> bytes:
+    return message(worker, step, first=True)
+
+
+def step_of(told: bytes) -> int:
+    return int(wire.column(OBS, [told])[0, 0, 1])
 
 
 @pytest.mark.parametrize(("own_places", "num_steps"), [(False, NUM_STEPS), (True, NUM_STEPS), (True, 1)])
@@ -63,13 +77,13 @@ def test_whatever_workers_do_no_batch_is_too_old_and_no_complete_unroll_is_lost(
                 late = num_steps == 1 and gaps > 0  # a gap is then all of an unroll
                 assert 0 <= unrolls.version - unroll.version <= max_lag + late
                 assert 1 <= len(unroll.rows) <= num_steps
-                shown = [int(r.obs[0][0, 1]) for r in unroll.rows]
-                gap = int(unroll.rows[0].valid[0] == 0)  # the row before is of another life
+                shown = [step_of(r.message) for r in unroll.rows]
+                gap = int(unroll.gap)  # the first row before is of another life
                 own = shown[gap:]
                 assert own == list(range(own[0], own[0] + len(own))) if own else num_steps == 1
                 if own_places:  # each goes on where the one before has ended
                     assert shown[0] == follows.get(unroll.worker, shown[0])
-                    follows[unroll.worker] = int(unroll.final[0][0][0, 1])
+                    follows[unroll.worker] = step_of(unroll.final)
                     if not own:  # what comes next is of the new life
                         del follows[unroll.worker]
                     gaps += gap
@@ -102,7 +116,7 @@ def test_one_that_ended_early_has_no_transitions_after_its_end():
             unrolls.add("a", row(0, step), final(0, step + 1))
     batch = unrolls.take()
     assert batch is not None and [len(u.rows) for u in batch] == [2, NUM_STEPS]  # it would be too old in the next
-    rows, memory = side_by_side(batch, NUM_STEPS)
+    rows, memory = side_by_side(batch, NUM_STEPS, LAYOUT, 0)
     np.testing.assert_array_equal(rows.valid[:, 0], [1, 1, 0, 0, 0])
     np.testing.assert_array_equal(rows.reward[:, 0], [1, 1, 0, 0, 0])
     np.testing.assert_array_equal(rows.discount[:, 0], [1, 1, 1, 1, 1])
@@ -111,3 +125,34 @@ def test_one_that_ended_early_has_no_transitions_after_its_end():
     np.testing.assert_array_equal(rows.obs[0][:, 2, 1], [8, 9, 10, 11, 12])
     np.testing.assert_array_equal(rows.first[:, 2], [0, 0, 0, 0, 1])
     np.testing.assert_array_equal(memory[0], [ord("b")] * 2 + [8] * 2)
+
+
+def test_a_gap_and_what_follows_a_last_row_start_no_transition():
+    """Where a life ends and, with own_places, the next one begins; and where an episode ends."""
+    ones, no = np.ones(2, np.float32), np.zeros(2, bool)
+
+    def told(step: int, reward: float, discount: float = 1.0, last: bool = False) -> bytes:
+        tag = np.full((2, 2), step, np.float32)
+        return wire.pack(wire.Kind.ROWS, 0, LAYOUT, [ones * reward, ones * discount, tag, no, no | last])
+
+    unrolls = Unrolls(num_workers=1, num_steps=3, max_lag=0, own_places=True)
+    acted = np.ones(2, np.int32), [np.ones(2, np.float32)]
+    history = [told(0, 7), told(1, 2), told(2, 3, discount=0.0, last=True), told(3, 9)]
+    unrolls.publish()
+    unrolls.begin("a", 0, [ones])
+    for before, after in itertools.pairwise(history):
+        unrolls.add("a", Row(before, *acted), after)
+    rows, _ = side_by_side(unrolls.take() or [], 3, LAYOUT, 0)
+    np.testing.assert_array_equal(rows.valid[:, 0], [1, 1, 0, 0])
+    np.testing.assert_array_equal(rows.reward[:, 0], [2, 3, 0, 0])
+    np.testing.assert_array_equal(rows.discount[:, 0], [1, 0, 1, 1])
+
+    unrolls.publish()
+    unrolls.begin("b", 0, [ones])
+    for before, after in itertools.pairwise([told(10, 5, discount=0.0), told(11, 4, discount=0.5), told(12, 6)]):
+        unrolls.add("b", Row(before, *acted), after)
+    rows, _ = side_by_side(unrolls.take() or [], 3, LAYOUT, 0)
+    np.testing.assert_array_equal(rows.obs[0][:, 0, 0], [3, 10, 11, 12])
+    np.testing.assert_array_equal(rows.valid[:, 0], [0, 1, 1, 0])
+    np.testing.assert_array_equal(rows.reward[:, 0], [0, 4, 6, 0])
+    np.testing.assert_array_equal(rows.discount[:, 0], [1, 0.5, 1, 1])
