@@ -353,7 +353,7 @@ class Acting:
             player.episode_return = valid[i] * (player.episode_return + rewards[i + 1])
             player.episode_length = valid[i] * (player.episode_length + 1)
             if ends[i].any():
-                own = [wire.column(leaf, player.heard[i + 1 : i + 2])[0] for leaf in self._leaves.info]
+                own = [wire.array(leaf, player.heard[i + 1]) for leaf in self._leaves.info]
                 sums = [np.dot(ends[i], x) for x in (player.episode_return, player.episode_length, *own)]
                 ended = np.array([*sums, ends[i].sum()], np.float32)
                 self._counted = self._counted._replace(episodes=self._counted.episodes + ended)

@@ -174,8 +174,9 @@ def side_by_side(
     for lane, unroll in zip(lanes, unrolls, strict=True):
         num, messages = len(unroll.rows), [*(row.message for row in unroll.rows), unroll.final]
         for leaf, out in zip(leaves.obs, rows.obs, strict=True):
-            shown = wire.column(leaf, messages)
-            out[: num + 1, lane], out[num + 1 :, lane] = shown, shown[-1]
+            for row, message in zip(out, messages, strict=False):  # one by one: frames are large, and copied once so
+                row[lane] = wire.array(leaf, message)
+            out[num + 1 :, lane] = out[num, lane]
         rows.first[: num + 1, lane] = wire.column(leaves.first, messages)
         np.stack([row.action for row in unroll.rows], out=rows.action[:num, lane])
         for i, out in enumerate(rows.extras):

@@ -140,11 +140,16 @@ def pack(kind: Kind, count: int, layout: Layout, arrays: Sequence[Any]) -> bytes
 def unpack(kind: Kind, count: int, layout: Layout, message: bytes) -> list[np.ndarray]:
     """The arrays of a message, which lie in its bytes. Raises Unreadable where it is another than this one."""
     check(kind, count, layout, message)
-    return [np.frombuffer(message, leaf.dtype, leaf.size, leaf.begin).reshape(leaf.shape) for leaf in layout.leaves]
+    return [array(leaf, message) for leaf in layout.leaves]
+
+
+def array(leaf: Leaf, message: bytes) -> np.ndarray:
+    """One array of a message, which lies in its bytes."""
+    return np.frombuffer(message, leaf.dtype, leaf.size, leaf.begin).reshape(leaf.shape)
 
 
 def column(leaf: Leaf, messages: Sequence[bytes]) -> np.ndarray:
-    """One array of all messages [n, ...], as `unpack` reads it of one."""
+    """One array of all messages [n, ...]; quickly, where it is small."""
     parts = b"".join([memoryview(message)[leaf.begin : leaf.end] for message in messages])
     return np.frombuffer(parts, leaf.dtype).reshape(len(messages), *leaf.shape)
 
