@@ -23,8 +23,9 @@ REVERB_PYTHON ?= python3.11
 TENSORFLOW := .tensorflow
 # The stacks of a test that hangs are printed shortly before its timeout kills its process.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
-# Half of the tests' time is compiling programs that then run for a moment. The slow ones run what users run.
-COMPILED_QUICKLY = XLA_FLAGS="$$($(PY) tests/xla_flags.py)"
+# Half of the tests' time is compiling programs that then run for a moment, and threads of NumPy's products of several processes
+# would fight for the cores. The slow ones run what users run.
+COMPILED_QUICKLY = XLA_FLAGS="$$($(PY) tests/xla_flags.py)" OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .PHONY: reference help setup libtpu reverb tensorflow train test test-hydra14 test-reverb test-tensorflow test-slow test-all check fmt bench pins clean FORCE

@@ -13,10 +13,13 @@ from typing import Any
 from benchmarks.measure import BENCH, Sample, Say, alternate, run, spread, table, verdict, versions, write
 
 TASKS = {
-    "CartPole": ["env=envpool/cartpole", "algo=ppo", "algo.num_envs=64", "algo.num_steps=128"],
-    "Pong": ["env=envpool/pong", "algo=ppo", "network=nature_cnn", "algo.num_envs=32", "algo.num_steps=32"],
-    "HalfCheetah": ["env=envpool/half_cheetah", "algo=ppo", "algo.num_envs=64", "algo.num_steps=64"],
+    "CartPole, 64 environments": ["env=envpool/cartpole", "algo=ppo", "algo.num_envs=64", "algo.num_steps=128"],
+    "CartPole, 1,024": ["env=envpool/cartpole", "algo=ppo", "algo.num_envs=1024", "algo.num_steps=32"],
+    "HalfCheetah, 64": ["env=envpool/half_cheetah", "algo=ppo", "algo.num_envs=64", "algo.num_steps=64"],
+    "HalfCheetah, 256": ["env=envpool/half_cheetah", "algo=ppo", "algo.num_envs=256", "algo.num_steps=64"],
+    "Pong, 32": ["env=envpool/pong", "algo=ppo", "network=nature_cnn", "algo.num_envs=32", "algo.num_steps=32"],
 }
+WORKERS = ["algo.source.num_workers=1"]  # of source=inference: EnvPool has threads of its own
 BOUNDS = {"host": 0.75, "actors": 0.85, "inference": 0.75}  # shares of the bound
 SIDES = ("environments", "learner", *BOUNDS)
 COMPILED = {  # once for all rounds: it is no part of what is measured
@@ -35,10 +38,11 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     for name, overrides in list(TASKS.items())[: 1 if quick else None]:
         small = ["algo.num_envs=8", "algo.num_steps=16"] if quick else []
         say(f" {name}")
-        sides = {side: _side(side, [*overrides, *small, f"hardware={platform}"], seconds) for side in SIDES}
+        given = [*overrides, *small, f"hardware={platform}"]
+        sides = {side: _side(side, [*given, *(WORKERS if side == "inference" else [])], seconds) for side in SIDES}
         samples[name] = alternate(sides, rounds=rounds, say=say)
         results[name] = told(name, samples[name], shared=platform == "cpu")
-    settings = {"tasks": TASKS, "seconds": seconds, "platform": platform}
+    settings = {"tasks": TASKS, "inference": WORKERS, "seconds": seconds, "platform": platform}
     write(out / "host.json", settings=settings, samples=samples, results=results, peers=versions("envpool"))
 
 
