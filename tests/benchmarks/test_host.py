@@ -24,11 +24,12 @@ def test_sides_bounds_and_results(monkeypatch, tmp_path, capsys, platform, bound
             return f"{platform}\n", 0.0
         asked = json.loads(command[-1])
         assert f"hardware={platform}" in asked["overrides"]
+        assert (asked["side"] == "inference") == ("algo.source.num_workers=1" in asked["overrides"])
         return "a line before\n" + json.dumps({"sample": SAMPLES[asked["side"]]}), 0.0
 
     monkeypatch.setattr(host, "run", run)
     host.measure(tmp_path, rounds=2, quick=True, say=lambda text: None)
-    result = json.loads((tmp_path / "host.json").read_text())["results"]["CartPole"]
+    result = json.loads((tmp_path / "host.json").read_text())["results"]["CartPole, 64 environments"]
     printed = capsys.readouterr().out
     assert result["bound"] == pytest.approx(bound)
     assert result["sources"]["actors"]["of_bound"] == pytest.approx(2250 / bound)
