@@ -1,7 +1,7 @@
 """The server's part of `rlexp.sources.inference`: one thread acts for all workers, and keeps what belongs to each environment.
 
 It is an event loop, `rlexp.sources.door` is in it too, and nothing in it has a lock. What came in one turn of the loop is acted for
-together, where the batch waits for no more; the answers go out in the next one.
+together, where the batch waits for no more; the answers go out in the next one, before anybody else is acted for.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from rlexp.workers.address import Tls
 from rlexp.workers.keeper import Keeper, Start
 from rlexp.workers.wire import Kind
 
-LOOK_S = 0.25  # a wait looks up as often, whatever happens
-END_S = 5.0  # within which workers have to end, or whatever is asked of the thread
+LOOK_S = 0.25  # the learner's wait looks up as often, and so does who looks for the silent
+END_S = 5.0  # within which workers have to end
 LOSSES = 10  # of one worker in a row, without an unroll of it; `keeper` ends the run sooner where a process has ended
 
 
@@ -97,7 +97,8 @@ class Acting:
     def __init__(self, settings: Settings, env: HostEnv, algorithm: Algorithm, *, key: Key, place: Path | None):
         self._settings, self._env, self._algorithm = settings, env, algorithm
         self.version = -1
-        self.rows, self._actions = rows_of(env, settings.num_envs), actions_of(env, settings.num_envs)
+        self.rows = rows_of(env, settings.num_envs)  # of the messages that unrolls are made of
+        self._actions = actions_of(env, settings.num_envs)
         self._leaves = wire.rows(self.rows.leaves, len(env.info))
         self._unrolls = Unrolls(
             num_workers=settings.num_workers,
@@ -124,7 +125,8 @@ class Acting:
         self._ready: queue.SimpleQueue[tuple[list[Unroll], Counted]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._moved = time.monotonic()
-        self._stopping = self._listened = self._woken = False
+        self._stopping = self._listened = self._woken = self._ending = False
+        self._looked = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None  # of a batch that waits for more
 
         self._own_folder = None if place else Path(tempfile.mkdtemp(prefix="rlexp-"))
@@ -185,7 +187,8 @@ class Acting:
         """
         self._moved = time.monotonic()  # workers may have waited for it
         self.version += 1
-        self._loop.call_soon_threadsafe(self._hear, Published(policies))
+        if not self._stopping:
+            self._loop.call_soon_threadsafe(self._hear, Published(policies))
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._ready.get(timeout=min(LOOK_S, self._settings.timeout_s))
@@ -205,32 +208,35 @@ class Acting:
         self._stopping = True
         if self._keeper is not None:
             self._keeper.stop()  # who ends now is not started anew
-        with contextlib.suppress(TimeoutError):
-            self._in_thread(self._door.say_end(END_S))
+        if not self._ending:
+            self._ending = True
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        self._thread.join(2 * END_S)  # it may be within a call of the policy, and ends after that
+        if not self._thread.is_alive():
+            self._loop.close()
         if self._keeper is not None:
             self._keeper.close(END_S)
-        with contextlib.suppress(TimeoutError):
-            self._in_thread(self._door.close())
         if self._listened:
             meeting.remove(self._folder)
             address.free(self._settings.address)
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(END_S)
-            if self._thread.is_alive():
-                raise TimeoutError(f"the thread that acts did not end within {END_S:g} s")
-            self._loop.close()
+            raise TimeoutError(f"the thread that acts did not end within {2 * END_S:g} s")
 
     # --- the thread --------------------------------------------------------------------------------------------------------
 
     def _in_thread(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Waits for it. Raises TimeoutError."""
-        if not self._thread.is_alive():
-            work.close()
-            raise TimeoutError("the thread that acts has ended")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * END_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(END_S)
+
+    async def _end(self) -> None:
+        try:
+            await self._door.close(END_S)
+            if streams := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(streams, timeout=END_S)
+        finally:
+            self._loop.stop()
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -238,6 +244,9 @@ class Acting:
     def _hear(self, event: "Event | Published") -> None:
         """Something has happened: all that happens in this turn is acted on in the next one."""
         self._guarded(lambda: self._take_in(event))
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._guarded, self._turn)
@@ -257,12 +266,13 @@ class Acting:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while candidates := self._candidates():
-            if not (due := self._due(candidates)):
-                wait = candidates[0].waits_since + self._settings.batch_timeout_s - time.monotonic()  # type: ignore[operator]
-                self._timer = self._loop.call_later(max(0.0, wait), self._guarded, self._turn)
-                break
+        candidates = self._candidates()
+        if due := self._due(candidates):
             self._answer(due)
+            self._wake()  # who else is due comes after these answers have gone
+        elif candidates:
+            wait = candidates[0].waits_since + self._settings.batch_timeout_s - time.monotonic()  # type: ignore[operator]
+            self._timer = self._loop.call_later(max(0.0, wait), self._guarded, self._turn)
         if (batch := self._unrolls.take()) is not None:
             for player in self._players.values():
                 self._count_episodes(player)
@@ -276,7 +286,12 @@ class Acting:
             self._loop.call_later(LOOK_S, self._look)
 
     def _evict(self) -> None:
-        for life in self._door.evict(self._settings.silence_s):
+        before, self._looked = self._looked, time.monotonic()
+        away_s = max(
+            0.0, self._looked - before - LOOK_S
+        )  # within calls of the policy: what was said meanwhile is not read yet
+        for life in self._door.evict(self._settings.silence_s, away_s):
+            self._hear(Left(life))
             if self._keeper is not None and life.worker >= 0:
                 self._keeper.replace(life.worker)
 
@@ -376,7 +391,7 @@ class Acting:
 
     def _due(self, found: list[Player]) -> list[Player]:
         """Whom of the candidates it is to act for now; nobody as long as the batch waits for more."""
-        if len(found) >= self._most:
+        if not found or len(found) >= self._most:
             return found[: self._most]
         if all(player.waits_since is not None for player in self._players.values()):
             return found  # nobody else is to come

@@ -87,6 +87,7 @@ class Door:
         self._runs: set[str] = set()  # all that there ever were
         self._left = asyncio.Event()
         self._server: grpc.aio.Server | None = None
+        self._is_open = False
 
     async def listen(self, address: str, credentials: Any, options: list[tuple[str, Any]]) -> int:
         """Who comes waits for `open`; gives the port, or 1 for a unix socket. Raises OSError where it cannot."""
@@ -106,10 +107,14 @@ class Door:
     async def open(self) -> None:
         """From now on workers are let in."""
         assert self._server is not None
+        self._is_open = True
         await self._server.start()
 
-    def evict(self, silence_s: float) -> list[Life]:
-        """Ends those who have the word and said nothing for so long."""
+    def evict(self, silence_s: float, away_s: float) -> list[Life]:
+        """Ends those who have the word and said nothing for so long. For `away_s` before now nobody could be heard."""
+        for life in self._connected:
+            if life.asked is not None:
+                life.asked += away_s
         now = time.monotonic()
         silent = [life for life in self._connected if life.asked is not None and now - life.asked > silence_s]
         for life in silent:
@@ -117,8 +122,8 @@ class Door:
             life.refuse(Refusal(Code.CANCELLED, f"nothing was heard for {silence_s:g} s"))
         return silent
 
-    async def say_end(self, wait_s: float) -> None:
-        """Tells all that the run is over, and waits until they have gone."""
+    async def close(self, wait_s: float) -> None:
+        """Tells all that the run is over, waits until they have gone, ends all streams, and frees the port."""
         for life in self._connected:
             life.answer(wire.write(Kind.END))
         with contextlib.suppress(TimeoutError):
@@ -126,10 +131,9 @@ class Door:
                 while self._connected:
                     self._left.clear()
                     await self._left.wait()
-
-    async def close(self) -> None:
-        """Ends all streams, and frees the port."""
         if self._server is not None:
+            if not self._is_open:
+                await self._server.start()  # one that never did keeps its port when it is stopped
             await self._server.stop(0)
         self._server = None
 

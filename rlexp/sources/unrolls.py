@@ -186,7 +186,7 @@ def side_by_side(
         if unroll.gap:
             starts[0] = False
         rows.valid[:num, lane] = starts
-        rows.reward[:num, lane] = starts * wire.column(leaves.reward, messages)[1:]
+        rows.reward[:num, lane] = np.where(starts, wire.column(leaves.reward, messages)[1:], 0)
         rows.discount[:num, lane] = np.where(starts, wire.column(leaves.discount, messages)[1:], 1)
     memory = [np.concatenate(leaves) for leaves in zip(*(unroll.memory for unroll in unrolls), strict=True)]
     return rows, memory

@@ -126,7 +126,11 @@ def _cancel(manifest: Manifest, directory: Path) -> int:
             troubles.append(str(error))
     left = [job.number for job in manifest.jobs() if job.status in ("pending", "running", "waiting")]
     manifest.change(left, status="stopped")
-    _print(manifest)
+    try:
+        _print(manifest)
+    except (ConfigError, OSError) as error:
+        if not troubles:  # a store that is out of reach has been told of
+            troubles.append(str(error))
     if manifest.owner():
         troubles.append(f"process {owner and owner['pid']} still runs the sweep, and does not end")
     print(
@@ -193,9 +197,9 @@ def _print(manifest: Manifest) -> None:
         )
     tables.show(("job", "status", "attempts", "objective", "overrides", "error"), rows, width=200)
     counts = Counter(job.status for job in jobs)
-    print(
-        ", ".join(f"{n} {status}" for status, n in counts.items()), *leaderboard.lines(manifest.path.parent), sep="\n"
-    )
+    print(", ".join(f"{n} {status}" for status, n in counts.items()))
+    for line in leaderboard.lines(manifest.path.parent):
+        print(line)
 
 
 if __name__ == "__main__":

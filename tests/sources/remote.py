@@ -56,13 +56,20 @@ def no_env() -> HostEnv:
     return HostEnv(EnvSpec("Shown", jax.ShapeDtypeStruct((3,), np.float32), Discrete(2), 1000), open)
 
 
-def counter() -> Algorithm:
-    """Its policy is a number, which `act` notes; it remembers how many steps of the episode it has seen."""
+def counter(acts: Callable[[], None] | None = None) -> Algorithm:
+    """Its policy is a number, which `act` notes; it remembers how many steps of the episode it has seen. It calls `acts`."""
+
+    def told(zeros: Any) -> Any:
+        assert acts is not None
+        acts()
+        return np.asarray(zeros)
 
     def act(policy: Any, carry: Any, timestep: Any, key: Any) -> Any:
         del key
         before = jnp.where(timestep.first, 0, carry)
         zeros = jnp.zeros(timestep.first.shape, jnp.int32)
+        if acts is not None:
+            zeros = jax.pure_callback(told, zeros, zeros)
         return zeros, before + 1, {"version": zeros + policy, "seen": before}
 
     nothing: Any = None
@@ -70,7 +77,7 @@ def counter() -> Algorithm:
 
 
 @contextlib.contextmanager
-def acting(place: Path, **settings: Any) -> Iterator[Acting]:
+def acting(place: Path, acts: Callable[[], None] | None = None, **settings: Any) -> Iterator[Acting]:
     """A server without workers. It is closed at the end, whatever happens."""
     given: dict[str, Any] = dict(
         num_workers=1,
@@ -87,7 +94,7 @@ def acting(place: Path, **settings: Any) -> Iterator[Acting]:
         silence_s=60.0,
         timeout_s=60.0,
     )
-    made = Acting(Settings(**given | settings), no_env(), counter(), key=jax.random.key(0), place=place)
+    made = Acting(Settings(**given | settings), no_env(), counter(acts), key=jax.random.key(0), place=place)
     try:
         yield made
     finally:

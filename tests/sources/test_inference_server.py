@@ -309,6 +309,56 @@ def test_who_says_nothing_is_given_up(tmp_path):
     good.join(10)
 
 
+def test_what_fails_as_it_opens_leaves_nothing(tmp_path, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+    def full(*args: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(meeting, "post", full)
+    with pytest.raises(OSError, match="no space left"), acting(tmp_path, address=f"127.0.0.1:{port}"):
+        pass
+    with socket.socket() as again:
+        again.bind(("127.0.0.1", port))
+
+
+def test_nobody_is_given_up_for_what_the_policy_takes(tmp_path):
+    """While it acts, or is compiled, nobody can be heard."""
+    calls: list[float] = []
+
+    def acts() -> None:
+        calls.append(time.monotonic())
+        if len(calls) in (2, 5):
+            time.sleep(1.5)
+
+    with acting(tmp_path, acts, num_workers=3, batch_size=NUM_ENVS, silence_s=0.5) as server:
+        workers = [Plays(tmp_path, i) for i in range(3)]
+        lost = [server.learn_from((policy(update),))[1].lost for update in range(4)]
+        assert lost == [0] * 4 and all(worker.is_alive() for worker in workers)
+    for worker in workers:
+        worker.join(10)
+
+
+def test_who_is_acted_for_is_told_before_the_next_ones_are(tmp_path):
+    told = threading.Event()
+    came: list[bool] = []
+
+    def acts() -> None:
+        if len(came) < 2:
+            came.append(told.wait(20) if came else told.is_set())
+
+    with acting(tmp_path, acts, num_workers=2, batch_size=NUM_ENVS) as server:
+        workers = [Plays(tmp_path, i, before_step=lambda step: step == 1 and told.set()) for i in range(2)]
+        while sum(player.waits_since is not None for player in list(server._players.values())) < 2:
+            time.sleep(0.01)
+        server.learn_from((policy(0),))
+        assert came == [False, True]
+    for worker in workers:
+        worker.join(10)
+
+
 def test_without_workers_the_learner_ends_with_an_error(tmp_path):
     said = r"no environment has moved for 0\.5 s; worker 0, 1 is not here"
     with acting(tmp_path, num_workers=2, timeout_s=0.5) as server, pytest.raises(TimeoutError, match=said):

@@ -137,7 +137,7 @@ def test_a_gap_and_what_follows_a_last_row_start_no_transition():
 
     unrolls = Unrolls(num_workers=1, num_steps=3, max_lag=0, own_places=True)
     acted = np.ones(2, np.int32), [np.ones(2, np.float32)]
-    history = [told(0, 7), told(1, 2), told(2, 3, discount=0.0, last=True), told(3, 9)]
+    history = [told(0, 7), told(1, 2), told(2, 3, discount=0.0, last=True), told(3, np.nan)]
     unrolls.publish()
     unrolls.begin("a", 0, [ones])
     for before, after in itertools.pairwise(history):
@@ -149,7 +149,7 @@ def test_a_gap_and_what_follows_a_last_row_start_no_transition():
 
     unrolls.publish()
     unrolls.begin("b", 0, [ones])
-    for before, after in itertools.pairwise([told(10, 5, discount=0.0), told(11, 4, discount=0.5), told(12, 6)]):
+    for before, after in itertools.pairwise([told(10, np.inf, discount=0.0), told(11, 4, discount=0.5), told(12, 6)]):
         unrolls.add("b", Row(before, *acted), after)
     rows, _ = side_by_side(unrolls.take() or [], 3, LAYOUT, 0)
     np.testing.assert_array_equal(rows.obs[0][:, 0, 0], [3, 10, 11, 12])
