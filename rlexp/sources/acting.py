@@ -125,7 +125,7 @@ class Acting:
         self._ready: queue.SimpleQueue[tuple[list[Unroll], Counted]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._moved = time.monotonic()
-        self._stopping = self._listened = self._woken = self._ending = False
+        self._stopping = self._listened = self._woken = False
         self._looked = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None  # of a batch that waits for more
 
@@ -205,11 +205,10 @@ class Acting:
 
     def close(self) -> None:
         """Ends the workers, the server and the thread, and frees the port. May be called twice."""
-        self._stopping = True
+        again, self._stopping = self._stopping, True
         if self._keeper is not None:
             self._keeper.stop()  # who ends now is not started anew
-        if not self._ending:
-            self._ending = True
+        if not again:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         self._thread.join(2 * END_S)  # it may be within a call of the policy, and ends after that
         if not self._thread.is_alive():
@@ -287,9 +286,8 @@ class Acting:
 
     def _evict(self) -> None:
         before, self._looked = self._looked, time.monotonic()
-        away_s = max(
-            0.0, self._looked - before - LOOK_S
-        )  # within calls of the policy: what was said meanwhile is not read yet
+        # Within calls of the policy: what was said meanwhile is not read yet.
+        away_s = max(0.0, self._looked - before - LOOK_S)
         for life in self._door.evict(self._settings.silence_s, away_s):
             self._hear(Left(life))
             if self._keeper is not None and life.worker >= 0:
