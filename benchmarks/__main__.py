@@ -33,6 +33,7 @@ from benchmarks import (
     schedules,
     sources,
     startup,
+    suites,
     sweep,
     trunk,
 )
@@ -62,6 +63,7 @@ PARTS = {
     "lag": (lag.measure, 1),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
+    "suites": (suites.measure, 5),
     "trunk": (trunk.measure, 5),
 }
 _PARTS_OF_OTHERS = ("costs_packed",)  # measured by name alone: another part measures the same and more

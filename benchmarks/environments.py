@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def observed(spec: EnvSpec) -> str:
 
 
 def _measured(option: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    env = _made(option)
+    env = made(option)
     actions = in_words(env.spec)[0].partition(",")[0]
     row = {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
     if chosen.specs:
@@ -102,7 +102,7 @@ def check_ends(*, ends_by: str, random_episodes: Mapping[str, int] | None = None
             raise Failed(f"{number} episodes of random actions were {how}, and its ends_by is {never!r}")
 
 
-def _made(option: str) -> Any:
+def made(option: str) -> Any:
     """The environment of a file of conf/env. Raises ConfigError."""
     node = yaml.safe_load((CONF / f"{option}.yaml").read_text())
     node.pop("defaults", None)
@@ -112,7 +112,7 @@ def _made(option: str) -> Any:
 
 def random_return(option: str) -> float:
     """The mean over 64 episodes of random actions, or 4,096 where they are short. Raises ConfigError, Failed."""
-    env = _made(option)
+    env = made(option)
     limit = env.spec.max_episode_steps
     found = _random(env, num_envs=4096 if limit <= 200 else NUM_ENVS, num_steps=limit)
     if "random" not in found:
@@ -121,7 +121,20 @@ def random_return(option: str) -> float:
 
 
 def _random(env: Env, *, num_envs: int = NUM_ENVS, num_steps: int = NUM_STEPS) -> dict[str, Any]:
-    """Of actions that are drawn uniformly among those that are allowed."""
+    compiled = random_play(env, num_envs=num_envs, num_steps=num_steps)
+    began = time.process_time()  # of the processor, which a busy machine does not change
+    total, over, ends = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
+    took = time.process_time() - began
+    episodes = dict(zip(("terminated", "truncated"), map(int, ends), strict=True))
+    found = {"us_a_step": took / (num_steps * num_envs) * 1e6, "random_episodes": episodes}
+    return found | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
+
+
+def random_play(env: Env, *, num_envs: int, num_steps: int) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """A compiled program: key -> first episodes' returns [B], whether these ended [B], how many terminated, truncated [2].
+
+    Actions are drawn uniformly among those that are allowed.
+    """
     envs, spec = batched(env), env.spec.action
 
     def draw(key: Any, obs: Any) -> Any:
@@ -151,13 +164,7 @@ def _random(env: Env, *, num_envs: int = NUM_ENVS, num_steps: int = NUM_STEPS) -
         (_, _, total, over, ends), _ = jax.lax.scan(step, start, jax.random.split(key, num_steps))
         return total, over, ends
 
-    compiled = jax.jit(play).lower(jax.random.key(0)).compile()
-    began = time.process_time()  # of the processor, which a busy machine does not change
-    total, over, ends = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
-    took = time.process_time() - began
-    episodes = dict(zip(("terminated", "truncated"), map(int, ends), strict=True))
-    found = {"us_a_step": took / (num_steps * num_envs) * 1e6, "random_episodes": episodes}
-    return found | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
+    return jax.jit(play).lower(jax.random.key(0)).compile()
 
 
 def _trained(option: str) -> float | None:

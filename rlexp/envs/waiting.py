@@ -11,8 +11,9 @@ in which it waits.
 
 With "share" the most grows with the batch, so that a larger one waits no longer than a small one.
 
-With "auto" nobody waits: a step makes first rows a few at a time for as long as anyone is without, so that what it costs follows
-from the ends there are. How often is decided in a loop of the program, which derivatives in reverse mode do not go through.
+With "auto" nobody waits: a step makes first rows a few at a time for as long as anyone is without, or all at once where many
+are, so that what it costs follows from the ends there are. How often is decided in loops of the program, which derivatives in
+reverse mode do not go through.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from rlexp.types import Key, PyTree, TimeStep
 # "share": one in so many environments, and at least so many of them. Enough for episodes of more than 64 steps, and few where a
 # reset is as dear as Craftax's, whose players die after 160 at random.
 _SHARE, _AT_LEAST = 64, 8
+_MOST = 4  # "auto": with more than a quarter due, all are made at once, in place of nine turns or more
 _AT_ONCE = 32  # "auto": one in so many environments at a time, which is about as many as end their episodes in a step
 
 
@@ -84,10 +86,14 @@ def waiting(
         waited = jnp.where(over, state.waited + 1, 0)
         num_envs = waited.shape[0]
         if resets == "auto":
-            at_once = max(1, num_envs // _AT_ONCE)
-            inner, shown, _ = jax.lax.while_loop(
-                lambda now: jnp.any(now[2] > 0), lambda now: some(*now, at_once), (inner, shown, waited)
-            )
+            now = (inner, shown, waited)
+            for at_once, until in ((num_envs, num_envs // _MOST), (max(1, num_envs // _AT_ONCE), 0)):
+                now = jax.lax.while_loop(
+                    lambda now, until=until: jnp.sum(now[2] > 0) > until,
+                    lambda now, at_once=at_once: some(*now, at_once),
+                    now,
+                )
+            inner, shown, _ = now
         else:
             most = max(_AT_LEAST, num_envs // _SHARE) if resets == "share" else resets
             inner, shown, _ = some(inner, shown, waited, min(most, num_envs))

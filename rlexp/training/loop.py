@@ -9,6 +9,7 @@ depend on the update count alone, so a resumed run has the same ones as an undis
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -115,6 +116,7 @@ def train_pack(
             closing.callback(saves.close)
             saves.point_here()
             reports = Reports(pack, saves, began=began)
+            closing.callback(reports.close)
             if config.eval.at_start and update == 0:  # what it could do before it learnt
                 reports.hand_in(Chunk(update, 0, {}, compiled.evaluate(run, update)))
             if start.had_ended:  # it is still so, unless it is asked for more now
@@ -185,25 +187,29 @@ class Reports:
         """`began`: the `perf_counter()` since which the run has been training, earlier processes counted in."""
         self._pack, self._saves, self._began = pack, saves, began
         self._waiting: Chunk | None = None
-        self._fetched = time.perf_counter()  # the last one
+        # Another thread looks at the clock when a chunk is ready: on a GPU the dispatch of a program that has loops of unknown
+        # length returns when it is nearly done, and the chunk before has been ready for all that time.
+        self._watch = ThreadPoolExecutor(1, "ready")
+        self._ready: Future[float] | None = None
+        self._last_ready = time.perf_counter()
         self._told_of_waiting = False
 
     def hand_in(self, chunk: Chunk) -> None:
         """The newest chunk, which is reported later; the one before is now."""
         self.finish()
-        self._waiting = chunk
+        self._waiting, self._ready = chunk, self._watch.submit(_ready_at, chunk)
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves((chunk.metrics, chunk.episodes))):
             self.finish()  # numbers of the host: it was waited for, and nothing is under way meanwhile
 
     def finish(self) -> None:
         """Reports what was handed in: a member that is not sound fails, after its line is written."""
         chunk, self._waiting = self._waiting, None
-        if chunk is None:
+        if chunk is None or self._ready is None:
             return
         self._saves.ready()  # the devices are at work
         jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
-        now = time.perf_counter()
-        seconds, self._fetched = now - self._fetched, now
+        now = self._ready.result()
+        seconds, self._last_ready = now - self._last_ready, now
         pack, env_steps = self._pack, self._pack.lead.env_steps(chunk.update)
         chunk = jax.device_get(chunk)
         if chunk.num_updates:
@@ -229,6 +235,10 @@ class Reports:
             elif chunk.episodes is not None:
                 pack.objectives[i] = rows[i]["eval/return_mean"]
 
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        self._watch.shutdown(wait=False)
+
     def _tell_of_waiting(self, counted: Metrics) -> None:
         """Once, where much is lost to it. Environments of the host wait for nothing, and their rows are counted otherwise."""
         if self._told_of_waiting or self._pack.lead.on_host or (share := metrics.waiting(counted)) < _MUCH:
@@ -237,6 +247,11 @@ class Reports:
         self._pack.progress.warn(
             f"{share:.0%} of the last environment steps wait for a reset; a larger env.resets, share or auto, loses less"
         )
+
+
+def _ready_at(chunk: Chunk) -> float:
+    jax.block_until_ready((chunk.metrics, chunk.episodes))
+    return time.perf_counter()
 
 
 def _say_what_next(pack: Pack, directory: Path) -> None:

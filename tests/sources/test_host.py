@@ -1,6 +1,7 @@
 """Environments of the host, through the same program and the same loop as compiled ones."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
@@ -198,7 +199,7 @@ def test_a_line_has_the_time_of_its_own_chunk(trained):
 
     class Heard(loop.Reports):
         def __init__(self):
-            self._waiting = None
+            self._waiting, self._watch = None, ThreadPoolExecutor(1)
 
         def finish(self):
             if self._waiting is not None:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from support import StopAfter, build, rows, saved, train
 
 from rlexp import hints
 from rlexp.algos import common
-from rlexp.training import program
+from rlexp.training import loop, program
 from rlexp.training.loop import Diverged, Resume, layout_of
 from rlexp.types import Mean
 
@@ -49,6 +51,37 @@ def test_a_run_leaves_what_it_should(tmp_path, capsys):
     }
     assert (run_dir / "curve.png").stat().st_size > 1000
     assert list((run_dir / "checkpoints").glob("16/run"))
+
+
+def test_a_line_tells_when_its_chunk_was_ready(tmp_path, monkeypatch):
+    """Also where a dispatch returns only when the chunk is done, as on a GPU: then the one before was ready long ago."""
+    clock, looked, ready_at = [0.0], threading.Semaphore(), loop._ready_at
+
+    def look(chunk):
+        try:
+            return ready_at(chunk)
+        finally:
+            looked.release()
+
+    def blocking(f):
+        def dispatch(*args):
+            assert looked.acquire(timeout=60)  # the chunk before was seen to be ready
+            clock[0] += 100.0
+            return jax.block_until_ready(f(*args))
+
+        return dispatch
+
+    def traced(experiments, layout):
+        made = trace(experiments, layout)
+        return made._replace(compile=lambda: (p := made.compile())._replace(chunk=blocking(p.chunk)))
+
+    trace = program.trace
+    monkeypatch.setattr(loop, "_ready_at", look)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(program, "trace", traced)
+    more = ("eval.at_start=false", "total_env_steps=192", "eval.every_env_steps=64")
+    train(tmp_path, *TINY, *more)
+    assert [(r["wall_s"], r["time/chunk_s"]) for r in rows(tmp_path / "0")] == [(100, 100), (200, 100), (300, 100)]
 
 
 def test_each_member_of_a_pack_leaves_its_own(tmp_path):
