@@ -57,7 +57,9 @@ ADDED_LATER += ("bracket", "brackets")  # of halving: the first for the second, 
 ADDED_LATER += ("slots", "passed")  # of halving, whose packs were not refilled
 GOLDEN = Path(__file__).parent / "golden"
 MANY = ("env/*/*.yaml", "experiment/gymnax/*.yaml")
-OF_SUITES = [f"experiment/{suite}/*.yaml" for suite in SUITES]  # built by a slow test, tests/benchmarks/test_suites.py
+OF_SUITES = [
+    f"experiment/{suite}/*.yaml" for suite in SUITES
+]  # built by a slow test, tests/benchmarks/test_suites_recipes.py
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
     for path in compose.CONF_DIR.rglob("*/*.yaml")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks suites [SUITE/NAME ...]`: scores the recipes of suites, such as experiment=navix/empty_5x5.
+"""`python -m benchmarks suites_recipes [SUITE/NAME ...]`: scores the recipes of suites, such as experiment=navix/empty_5x5.
 
 A recipe of a suite is a file of conf/experiment/<suite>, where conf/env/<suite>.yaml is that suite. Those that have no score, or
 one of other settings or of fewer seeds, are trained on seeds that chose nothing, as one pack, and random actions are played. Each
@@ -31,7 +31,7 @@ def names() -> list[str]:
 
 def main(arguments: list[str], say: Say) -> int:
     """The exit code: 1 where something could not be measured."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks suites", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks suites_recipes", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SUITE/NAME", help="of conf/experiment; all by default")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help=f"how many, from 0 on ({NUM_SEEDS})")
     parser.add_argument("--again", action="store_true", help="what is there already, too")
