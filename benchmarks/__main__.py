@@ -2,7 +2,7 @@
 
 `python -m benchmarks same BASE` measures nothing: it holds this tree against another commit, bit for bit.
 `python -m benchmarks environments [OPTION ...]` makes the table of docs/environments.md, `python -m benchmarks gymnax [ENV ...]`
-that of docs/gymnax.md.
+that of docs/gymnax.md, `python -m benchmarks suites_recipes [SUITE/NAME ...]` that of other suites' recipes.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from benchmarks import (
     sources,
     startup,
     suites,
+    suites_recipes,
     sweep,
     trunk,
 )
@@ -79,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         return environments.main(given[1:], _say)
     if given[:1] == ["gymnax"]:
         return recipes.main(given[1:], _say)
+    if given[:1] == ["suites_recipes"]:
+        return suites_recipes.main(given[1:], _say)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, help="samples of each side; at least 5 for numbers that are kept")

@@ -47,7 +47,7 @@ HEAD = [
     "published",
 ]
 SEEDS = range(1000, 1008)  # those of a search are 0, 1, ...
-EPISODES, TIMEOUT_S = 128, 3600
+EPISODES, TIMEOUT_S = 128, 4 * 3600
 PARTS = ("search", "score", "random", "default", "rejax")
 UNMEASURED = "# Expect: the return and the minutes are not measured yet."
 
@@ -71,9 +71,9 @@ def main(arguments: list[str], say: Say) -> int:
     parts = [part for part in PARTS if getattr(chosen, part)] or ["score", "random"]
     failed = False
     for name in [] if chosen.table else chosen.names or names():
-        node = settings(name)
+        node = settings(f"gymnax/{name}")
         for part in parts:
-            row = read().get(name, {})
+            row = read(KEPT).get(name, {})
             if not chosen.again and current(part, row, node):
                 continue
             say(f"{name}: {part}")
@@ -83,31 +83,31 @@ def main(arguments: list[str], say: Say) -> int:
                 failed = True
                 print(f"{name}: {part}: not measured: {error}", file=sys.stderr)
                 continue
-            keep(name, part, found)
+            keep(KEPT, name, part, found)
             say(f"{name}: {part}: {brief(part, found)}")
-    publish(read())
+    publish(read(KEPT))
     return int(failed)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def read() -> dict[str, Any]:
-    """{environment: {part: what was measured}}."""
-    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+def read(file: Path) -> dict[str, Any]:
+    """{recipe: {part: what was measured}}."""
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
-def keep(name: str, part: str, found: Any) -> None:
-    """One environment's part, at once, so that whatever comes after may be interrupted."""
-    kept = read()
+def keep(file: Path, name: str, part: str, found: Any) -> None:
+    """One recipe's part, at once, so that whatever comes after may be interrupted."""
+    kept = read(file)
     kept.setdefault(name, {})[part] = found
     ordered = {name: {part: kept[name][part] for part in PARTS if part in kept[name]} for name in sorted(kept)}
-    KEPT.write_text(json.dumps(ordered, indent=1) + "\n")
+    file.write_text(json.dumps(ordered, indent=1) + "\n")
 
 
 def settings(name: str) -> dict[str, Any]:
     """What a recipe says, defaults of the parts that it names too: what tests/config/golden pins. Raises ConfigError."""
-    node, _ = compose.compose_node([f"experiment=gymnax/{name}", "compilation_cache=null"])
+    node, _ = compose.compose_node([f"experiment={name}", "compilation_cache=null"])
     return {k: v for k, v in node.items() if k in ("total_env_steps", "algo", "env", "network", "eval", "precision")}
 
 
@@ -131,20 +131,31 @@ def current(part: str, row: dict[str, Any], node: dict[str, Any]) -> bool:
 def measured(part: str, name: str, node: dict[str, Any], say: Say) -> Any:
     """Raises Failed, ConfigError."""
     if part == "random":
-        return environments.random_return(f"gymnax/{name}")
+        return environments.random_return(node["env"])
     if part == "search":
         return searched(name, node, say)
-    steps = node["total_env_steps"]
-    episodes = f"eval.num_episodes={max(EPISODES, node['eval']['num_episodes'])}"
     if part == "rejax":
         return by_rejax(name, node, say)
-    chosen = [f"experiment=gymnax/{name}"] if part == "score" else [f"env=gymnax/{name}", f"total_env_steps={steps}"]
-    return {
-        "settings": fingerprint(yaml.safe_dump(node)),
-        "algo": node["algo"]["module"].rpartition(".")[2] if part == "score" else "ppo",
-        "asked_steps": steps,
-        **trained([*chosen, episodes], SEEDS, BENCH / "gymnax" / f"{name}-{part}"),
-    }
+    if part == "score":
+        return scored(f"gymnax/{name}", node, SEEDS)
+    steps = node["total_env_steps"]
+    default = [f"env=gymnax/{name}", f"total_env_steps={steps}", _episodes(node)]
+    return of_whom(node) | {"algo": "ppo"} | trained(default, SEEDS, BENCH / "gymnax" / f"{name}-{part}")
+
+
+def scored(name: str, node: dict[str, Any], seeds: range) -> dict[str, Any]:
+    """A recipe of any suite, with what says whether it is still the same. Raises Failed."""
+    return of_whom(node) | trained([f"experiment={name}", _episodes(node)], seeds, BENCH / f"{name}-score")
+
+
+def of_whom(node: dict[str, Any]) -> dict[str, Any]:
+    """Whose score it is, and with which settings."""
+    algo = node["algo"]["module"].rpartition(".")[2]
+    return {"settings": fingerprint(yaml.safe_dump(node)), "algo": algo, "asked_steps": node["total_env_steps"]}
+
+
+def _episodes(node: dict[str, Any]) -> str:
+    return f"eval.num_episodes={max(EPISODES, node['eval']['num_episodes'])}"
 
 
 def trained(overrides: Sequence[str], seeds: range, directory: Path) -> dict[str, Any]:
@@ -274,8 +285,7 @@ def publish(kept: dict[str, Any]) -> None:
     DOCS.write_text(with_table(DOCS.read_text(), kept))
     for name in names():
         path = RECIPES / f"{name}.yaml"
-        told = expectation(kept.get(name, {}))
-        path.write_text(re.sub(r"(?m)^# Expect: .*$", lambda _, told=told: told, path.read_text(), count=1))
+        path.write_text(with_expectation(path.read_text(), kept.get(name, {})))
 
 
 def with_table(text: str, kept: dict[str, Any]) -> str:
@@ -295,6 +305,11 @@ def cells(name: str, row: dict[str, Any]) -> list[str]:
     return [*told, number(PUBLISHED.get(name))]
 
 
+def with_expectation(text: str, row: dict[str, Any]) -> str:
+    """The recipe with what is kept in place of what it said to expect."""
+    return re.sub(r"(?m)^# Expect: .*$", lambda _: expectation(row), text, count=1)
+
+
 def expectation(row: dict[str, Any]) -> str:
     """The line of a recipe that says what to expect."""
     if "score" not in row:
@@ -303,5 +318,12 @@ def expectation(row: dict[str, Any]) -> str:
     of_random = f"; random actions {number(row['random'])}" if row.get("random") is not None else ""
     return (
         f"# Expect: a return of {number(score['mean'])}, mean of {len(score['seeds'])} fresh seeds (worst "
-        f"{number(score['worst'])}{of_random}); all of them took {score['seconds']} s on two busy cores, as one pack."
+        f"{number(score['worst'])}{of_random}); all of them took {score['seconds']} s on {_cores(score)}, as one pack."
     )
+
+
+def _cores(score: dict[str, Any]) -> str:
+    cores, _, what = score["machine"].partition(" ")
+    if not what.startswith("cores"):
+        return score["machine"]
+    return {"1": "one busy core", "2": "two busy cores"}.get(cores, f"{cores} busy cores")

@@ -11,7 +11,7 @@ from benchmarks import recipes
 from benchmarks.spaces import SEARCHES, Search
 from rlexp import compose, experiment
 
-KEPT = recipes.read()
+KEPT = recipes.read(recipes.KEPT)
 GOLDEN = Path(__file__).parents[1] / "config" / "golden" / "gymnax"
 ROW = {
     "score": {

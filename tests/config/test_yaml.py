@@ -57,11 +57,15 @@ ADDED_LATER += ("bracket", "brackets")  # of halving: the first for the second, 
 ADDED_LATER += ("slots", "passed")  # of halving, whose packs were not refilled
 GOLDEN = Path(__file__).parent / "golden"
 MANY = ("env/*/*.yaml", "experiment/gymnax/*.yaml")
+OF_SUITES = [
+    f"experiment/{suite}/*.yaml" for suite in SUITES
+]  # built by a slow test, tests/benchmarks/test_suites_recipes.py
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF_DIR)}/{path.stem}".replace("/", "=", 1)
     for path in compose.CONF_DIR.rglob("*/*.yaml")
     # the files of a suite differ in values only: one is composed, and tests/envs reads all of them; so it is with its recipes
     if not any(path.match(f"conf/{many}") for many in MANY) or path == min(path.parent.glob("*.yaml"))
+    if not any(path.match(f"conf/{one}") for one in OF_SUITES)
 )
 RECIPES = sorted(
     str(path.relative_to(compose.CONF_DIR / "experiment").with_suffix(""))

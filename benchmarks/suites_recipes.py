@@ -1,0 +1,141 @@
+"""`python -m benchmarks suites_recipes [SUITE/NAME ...]`: scores the recipes of suites, such as experiment=navix/empty_5x5.
+
+A recipe of a suite is a file of conf/experiment/<suite>, where conf/env/<suite>.yaml is that suite. Those that have no score, or
+one of other settings or of fewer seeds, are trained on seeds that chose nothing, as one pack, and random actions are played. Each
+is kept when it is done, in benchmarks/results/suites.json, and the table of docs/environments.md and the line of each recipe that
+says what to expect are written from that.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.environments import random_return
+from benchmarks.measure import ROOT, Failed, Say
+from benchmarks.recipes import (
+    brief,
+    current,
+    keep,
+    number,
+    of_whom,
+    read,
+    returns_of,
+    scored,
+    settings,
+    when,
+    with_expectation,
+)
+from rlexp.config import ConfigError
+
+CONF, DOCS = ROOT / "conf", ROOT / "docs" / "environments.md"
+KEPT = ROOT / "benchmarks" / "results" / "suites.json"
+HEAD = ["recipe", "learns by", "steps", "random", "mean", "worst", "seeds", "seconds"]
+NUM_SEEDS = 5  # 0, 1, ...: settings are chosen on 100, 101, ...
+
+
+def names() -> list[str]:
+    """navix/empty_5x5, and all other recipes of suites."""
+    suites = {path.stem for path in (CONF / "env").glob("*.yaml")}
+    paths = [path for path in (CONF / "experiment").glob("*/*.yaml") if path.parent.name in suites]
+    return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
+
+
+def main(arguments: list[str], say: Say) -> int:
+    """The exit code: 1 where something could not be measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks suites_recipes", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="SUITE/NAME", help="of conf/experiment; all by default")
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help=f"how many, from 0 on ({NUM_SEEDS})")
+    parser.add_argument("--again", action="store_true", help="what is there already, too")
+    parser.add_argument("--table", action="store_true", help="nothing is measured: page and recipes are written anew")
+    parser.add_argument(
+        "--runs", type=Path, metavar="FOLDER", help="of a sweep over seeds of one recipe that has been trained already"
+    )
+    parser.add_argument("--machine", help="with --runs: what trained it, such as 'an H100'")
+    chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.names) - set(names()):
+        parser.error(f"no such recipe of a suite: {min(unknown)}; there are {', '.join(names())}")
+    if chosen.seeds < 1:
+        parser.error(f"--seeds: {chosen.seeds} is not at least 1")
+    if chosen.runs:
+        if len(chosen.names) != 1 or not chosen.machine:
+            parser.error("--runs: needs one recipe, and --machine")
+        (name,) = chosen.names
+        keep(KEPT, name, "score", of_runs(name, chosen.runs, chosen.machine))
+    failed = False
+    for name in [] if chosen.table else chosen.names or names():
+        node = settings(name)
+        for part in ("score", "random"):
+            row = read(KEPT).get(name, {})
+            enough = part == "random" or len(row.get("score", {}).get("seeds", ())) >= chosen.seeds
+            if enough and not chosen.again and current(part, row, node):
+                continue
+            say(f"{name}: {part}")
+            try:
+                found = random_return(node["env"]) if part == "random" else scored(name, node, range(chosen.seeds))
+            except (ConfigError, Failed) as error:
+                failed = True
+                print(f"{name}: {part}: not measured: {error}", file=sys.stderr)
+                continue
+            keep(KEPT, name, part, found)
+            say(f"{name}: {part}: {brief(part, found)}")
+    publish(read(KEPT))
+    return int(failed)
+
+
+def of_runs(name: str, directory: Path, machine: str) -> dict[str, Any]:
+    """The score of a recipe by runs that were made elsewhere, one folder a seed. Raises Failed where they had other settings."""
+    node, found = settings(name), {}
+    for place in sorted(path.parent for path in directory.glob("*/summary.json")):
+        config = yaml.safe_load((place / "config.yaml").read_text())
+        if other := [key for key in node if node[key] != config[key]]:
+            raise Failed(f"{place}: other settings than {name} has: {', '.join(other)}")
+        last = json.loads((place / "metrics.jsonl").read_text().splitlines()[-1])
+        found[config["seed"]] = json.loads((place / "summary.json").read_text()) | {"wall_s": last["wall_s"]}
+    if not found:
+        raise Failed(f"{directory}: no finished run in it")
+    returns = [one["objective"] for one in found.values()]
+    one = next(iter(found.values()))
+    return of_whom(node) | {
+        "command": f"python -m rlexp -m experiment={name} seed={','.join(map(str, found))}",
+        "env_steps": one["env_steps"],
+        "seeds": list(found),
+        "returns": returns,
+        **spread(returns),
+        "seconds": round(one["wall_s"] + one["compile_s"]),
+        **when(),
+        "machine": machine,
+    }
+
+
+def publish(kept: dict[str, Any]) -> None:
+    """The table of the page, and the lines of the recipes that are kept."""
+    DOCS.write_text(with_table(DOCS.read_text(), kept))
+    for name, row in kept.items():
+        path = CONF / "experiment" / f"{name}.yaml"
+        path.write_text(with_expectation(path.read_text(), row))
+
+
+def with_table(text: str, kept: dict[str, Any]) -> str:
+    """The page with a row for each recipe in place of those that it had."""
+    rows = [HEAD, ["---"] * len(HEAD), *(cells(name, kept.get(name, {})) for name in names())]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return re.sub(r"(?m)^\| recipe \|.*\n(\|.*\n)+", lambda _: table, text, count=1)
+
+
+def cells(name: str, row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    score, told = row.get("score"), [f"`{name}`"]
+    if score is None:
+        return [*told, "", "", number(row.get("random")), "", "", "not scored", ""]
+    told += [
+        score["algo"].upper(),
+        f"{score['env_steps']:,}",
+        number(row.get("random")),
+        f"**{number(score['mean'])}**",
+    ]
+    return [*told, number(score["worst"]), str(len(score["seeds"])), str(score["seconds"])]

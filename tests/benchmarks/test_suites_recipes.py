@@ -1,0 +1,89 @@
+"""The recipes of suites: the page, the recipes' own lines and what is kept of their scores agree."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from suites import need
+
+from benchmarks import recipes, suites_recipes
+from rlexp import compose, experiment
+
+KEPT = recipes.read(suites_recipes.KEPT)
+GOLDEN = Path(__file__).parents[1] / "config" / "golden"
+SCORE = {"algo": "pqn", "asked_steps": 1000, "env_steps": 1024, "seconds": 9, "machine": "1 cores, a CPU"}
+ROW = {"score": SCORE | {"settings": "0", "seeds": [0, 1], "mean": 0.5, "worst": 0.25}, "random": 0.125}
+
+
+def test_recipes_are_those_of_suites_alone():
+    assert {"navix/empty_5x5", "navix/door_key_5x5"} < set(suites_recipes.names())
+    assert not any(name.startswith(("gymnax/", "driving/")) for name in suites_recipes.names())
+    assert set(KEPT) <= set(suites_recipes.names())
+
+
+def test_the_page_says_what_is_kept():
+    page = suites_recipes.DOCS.read_text()
+    assert suites_recipes.with_table(page, KEPT) == page
+    assert suites_recipes.with_table(page, KEPT | {"navix/empty_5x5": ROW}) != page
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_recipe_says_what_is_kept(name):
+    lines = (suites_recipes.CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert recipes.expectation(KEPT[name]) in lines
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if "score" in KEPT[name]])
+def test_a_score_is_of_the_recipe_as_it_is(name):
+    score = KEPT[name]["score"]
+    assert score["settings"] == recipes.fingerprint((GOLDEN / f"{name}.yaml").read_text()), "score it again"
+    assert score["seeds"] == list(range(len(score["returns"])))
+    assert {key: score[key] for key in ("mean", "iqm", "worst")} == pytest.approx(recipes.spread(score["returns"]))
+
+
+def test_a_row_says_what_was_measured_and_nothing_else():
+    told = dict(zip(suites_recipes.HEAD, suites_recipes.cells("navix/empty_5x5", ROW), strict=True))
+    assert told.pop("recipe") == "`navix/empty_5x5`"
+    assert list(told.values()) == ["PQN", "1,024", "0.125", "**0.5**", "0.25", "2", "9"]
+    assert suites_recipes.cells("navix/empty_5x5", {})[1:] == ["", "", "", "", "", "not scored", ""]
+    assert recipes.expectation(ROW) == (
+        "# Expect: a return of 0.5, mean of 2 fresh seeds (worst 0.25; random actions 0.125); "
+        "all of them took 9 s on one busy core, as one pack."
+    )
+
+
+def test_what_is_scored_already_is_not_scored_again(tmp_path, monkeypatch):
+    """Unless more seeds are asked for, or the recipe is another by now."""
+    name, trained = "navix/empty_5x5", []
+
+    def scored(name, node, seeds):
+        trained.append((name, seeds))
+        settings = recipes.fingerprint(yaml.safe_dump(node))
+        return ROW["score"] | {"settings": settings, "seeds": list(seeds)}
+
+    page = f"| {' | '.join(suites_recipes.HEAD)} |\n| --- |\n\nthe end\n"
+    files = {"page.md": page, f"conf/env/{name}.yaml": "", "conf/env/navix.yaml": ""}
+    files[f"conf/experiment/{name}.yaml"] = "# Expect: nothing yet.\n"
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    changes = {"scored": scored, "random_return": lambda env: 0.125, "KEPT": tmp_path / "kept.json"}
+    for attribute, value in (changes | {"CONF": tmp_path / "conf", "DOCS": tmp_path / "page.md"}).items():
+        monkeypatch.setattr(suites_recipes, attribute, value)
+    run = lambda *more: suites_recipes.main([name, *more], lambda _: None)  # noqa: E731
+    assert [run("--seeds=2"), run("--seeds=2"), run("--seeds=1"), run("--seeds=3")] == [0] * 4
+    assert trained == [(name, range(2)), (name, range(3))]
+    assert "| **0.5** |" in (tmp_path / "page.md").read_text()
+    assert "mean of 3 fresh seeds" in (tmp_path / f"conf/experiment/{name}.yaml").read_text()
+    changed = {"total_env_steps": 7, "env": {}}
+    monkeypatch.setattr(suites_recipes, "settings", lambda name: changed)
+    assert run("--seeds=2") == 0 and trained[2:] == [(name, range(2))]
+    with pytest.raises(SystemExit):
+        suites_recipes.main(["navix/nothing"], print)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", suites_recipes.names())
+def test_every_recipe_builds(name):
+    need(name.partition("/")[0])
+    experiment.build(compose.compose_node([f"experiment={name}", "compilation_cache=null"])[0])
