@@ -24,9 +24,9 @@ from benchmarks.recipes import (
     number,
     of_whom,
     read,
-    returns_of,
     scored,
     settings,
+    spread,
     when,
     with_expectation,
 )
