@@ -39,7 +39,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         return told["sample"]
 
     def ours(source: str, num_envs: int, num_steps: int) -> Sample:
-        size = [f"algo.num_envs={num_envs}", f"algo.num_steps={num_steps}"]
+        size = [f"algo.num_envs={num_envs}", f"algo.num_steps={num_steps}", "algo.num_minibatches=4"]
         overrides = ["experiment=pong_ppo", "hardware=cpu", *size]
         asked = json.dumps({"side": source, "overrides": overrides, "seconds": 1.0 if quick else 10.0})
         command = [sys.executable, "-m", "benchmarks.host_run", asked]
