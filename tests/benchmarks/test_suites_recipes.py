@@ -1,5 +1,6 @@
 """The recipes of suites: the page, the recipes' own lines and what is kept of their scores agree."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 from suites import need
 
 from benchmarks import recipes, suites_recipes
+from benchmarks.measure import Failed
 from rlexp import compose, experiment
 
 KEPT = recipes.read(suites_recipes.KEPT)
@@ -87,3 +89,22 @@ def test_what_is_scored_already_is_not_scored_again(tmp_path, monkeypatch):
 def test_every_recipe_builds(name):
     need(name.partition("/")[0])
     experiment.build(compose.compose_node([f"experiment={name}", "compilation_cache=null"])[0])
+
+
+def test_runs_that_were_made_elsewhere_are_a_score(tmp_path):
+    name, node = "navix/empty_5x5", suites_recipes.settings("navix/empty_5x5")
+    for seed, objective in ((3, 0.5), (4, 1.0)):
+        place = tmp_path / "runs" / str(seed)
+        place.mkdir(parents=True)
+        (place / "config.yaml").write_text(yaml.safe_dump(node | {"seed": seed, "run": "train"}))
+        (place / "metrics.jsonl").write_text('{"wall_s": 1.0}\n{"wall_s": 40.4}\n')
+        (place / "summary.json").write_text(json.dumps({"objective": objective, "env_steps": 512, "compile_s": 2.0}))
+    found = suites_recipes.of_runs(name, tmp_path / "runs", "an H100")
+    assert (found["mean"], found["worst"], found["seeds"], found["seconds"]) == (0.75, 0.5, [3, 4], 42)
+    assert suites_recipes.current("score", {"score": found}, node)
+    assert "42 s on an H100, as one pack" in suites_recipes.with_expectation("# Expect: x\n", {"score": found})
+    (tmp_path / "runs" / "4" / "config.yaml").write_text(yaml.safe_dump(node | {"seed": 4, "total_env_steps": 7}))
+    with pytest.raises(Failed, match=r"other settings than navix/empty_5x5 has: total_env_steps$"):
+        suites_recipes.of_runs(name, tmp_path / "runs", "an H100")
+    with pytest.raises(Failed, match="no finished run"):
+        suites_recipes.of_runs(name, tmp_path, "an H100")
