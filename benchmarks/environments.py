@@ -5,7 +5,8 @@ random actions costs with 64 environments side by side, resets included; the mea
 short run of PPO with its default settings, for which some are too hard. Numbers are kept in
 benchmarks/results/environments.json, so that one environment can be measured without the others, and with them how many
 episodes of random actions were terminated and truncated. What an environment can end by (`ends_by`) is written there by hand, and
-held against these episodes. `--specs` measures nothing, `--untrained` no PPO; `--table` writes the table from what is kept.
+held against these episodes. `--specs` measures nothing, `--untrained` no PPO, `--trained` nothing else; `--table` writes the table
+from what is kept.
 """
 
 import argparse
@@ -45,6 +46,7 @@ def main(arguments: list[str], say: Say) -> int:
     parser.add_argument("options", nargs="*", metavar="OPTION")
     parser.add_argument("--specs", action="store_true", help="no measurements")
     parser.add_argument("--untrained", action="store_true", help="random actions only")
+    parser.add_argument("--trained", action="store_true", help="PPO only")
     parser.add_argument("--table", action="store_true", help="nothing is built: the table is written from what is kept")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.options) - set(options()):
@@ -92,7 +94,7 @@ def _measured(option: str, chosen: argparse.Namespace) -> dict[str, Any]:
     row = {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
     if chosen.specs:
         return row
-    row |= _random(env) if isinstance(env, Env) else {}
+    row |= _random(env) if isinstance(env, Env) and not chosen.trained else {}
     return row if chosen.untrained else row | {"ppo": _trained(option)}
 
 
