@@ -23,6 +23,7 @@ COMMIT = "7ce36fa05b84a2c9e758012f1e6da402e1e3a891"
 BOUND = 1.5  # our steps a second over a suite's own
 RATE = "env_steps_per_second"
 WARM = 2  # samples that are not kept
+COMPILES_S = 1800.0  # bodies' physics, three programs on one core
 
 
 class Task(NamedTuple):
@@ -130,7 +131,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
 
 def _warm(side: Worker) -> None:
     for _ in range(WARM):
-        side.ask(0)
+        side.ask(0, timeout_s=COMPILES_S)
 
 
 def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool, say: Say) -> dict[str, Worker]:

@@ -24,14 +24,14 @@ class Worker:
         self._env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, seed: int) -> Any:
-        """The answer to a seed. Raises Failed where the process ends instead, or is silent for TIMEOUT_S."""
+    def ask(self, seed: int, *, timeout_s: float | None = None) -> Any:
+        """The answer to a seed. Raises Failed where the process ends instead, or is silent for so long (TIMEOUT_S)."""
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         assert self._process.stdin and self._process.stdout
-        late = threading.Timer(TIMEOUT_S, self._process.kill)
+        late = threading.Timer(TIMEOUT_S if timeout_s is None else timeout_s, self._process.kill)
         late.start()
         try:
             print(seed, file=self._process.stdin, flush=True)
