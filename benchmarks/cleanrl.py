@@ -39,8 +39,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         return told["sample"]
 
     def ours(source: str, num_envs: int, num_steps: int) -> Sample:
-        size = [f"algo.num_envs={num_envs}", f"algo.num_steps={num_steps}", "algo.num_minibatches=4"]
-        overrides = ["experiment=pong_ppo", "hardware=cpu", *size]
+        size = [f"algo.num_envs={num_envs}", f"algo.num_steps={num_steps}"]
+        overrides = ["experiment=pong_ppo", "hardware=cpu", "algo.num_minibatches=4", *size]
         asked = json.dumps({"side": source, "overrides": overrides, "seconds": 1.0 if quick else 10.0})
         command = [sys.executable, "-m", "benchmarks.host_run", asked]
         return json.loads(run(command, timeout_s=900, env=COMPILED)[0].splitlines()[-1])["sample"]

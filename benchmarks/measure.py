@@ -112,8 +112,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of packages in this environment."""
-    return {name: metadata.version(name) for name in packages}
+    """Of those of the packages that this environment has."""
+    found = {name: next(iter(metadata.distributions(name=name)), None) for name in packages}
+    return {name: package.version for name, package in found.items() if package is not None}
 
 
 def write(path: Path, *, settings: Any, samples: Any, results: Any, **more: Any) -> None:

@@ -22,6 +22,7 @@ from rlexp.experiment import Experiment
 SMALL = ("logger=quiet", "env=probe/obs_action_reward")
 SIZES = {"num_envs": 8, "num_steps": 16}  # of those that step environments
 OF_DATA = {"sequence_length": 4, "context_length": 4, "units": 8}  # of those that do not
+OF_PROBE = {"sequence_length": 1, "context_length": 1}  # whose episodes are of one step
 N = 1_000  # observations that are acted on at a time
 FIELDS = ("params", "opt_state", "hp", "normaliser", "key", "step")
 
@@ -42,7 +43,7 @@ def build(algorithm: str, env: str = "masked", actions: str = "") -> Experiment:
     node["env"] = {**probe["env"]} if env == "probe" else {"module": toys.__name__, "continuous": env == "continuous"}
     if "normalize_observations" in node["algo"]:
         node["algo"]["normalize_observations"] = True
-    sizes = SIZES if "num_envs" in node["algo"] else OF_DATA
+    sizes = SIZES if "num_envs" in node["algo"] else OF_DATA | OF_PROBE if env == "probe" else OF_DATA
     node["algo"] |= {name: size for name, size in sizes.items() if name in node["algo"]}
     return experiment.build(node)
 

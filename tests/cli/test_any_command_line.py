@@ -92,7 +92,10 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["~algo.module"]), ["algo", "module"]),
     (Line(["algo.module=null"]), ["algo", "module"]),
     (Line(["~algo"]), ["~algo", "algo=NAME"]),
-    *[(Line([f"{group}=null"]), [f"{group}: null", "choice"]) for group in sorted(compose._groups())],
+    *[
+        (Line([f"{group}=null"]), ["sweeper=null", "add -m"] if group == "sweeper" else [f"{group}: null", "choice"])
+        for group in sorted(compose._groups())
+    ],
     *[(Line([blank]), ["cannot be read as key=value"]) for blank in ("\u2028", "\n", "\x85")],  # ends of lines, to some
     (Line(["env=3"]), ["env: 3", "gymnax/cartpole"]),
     (Line(["algo="]), ["algo: ''", ", ".join(ALGORITHMS)]),

@@ -33,7 +33,8 @@ def is_one(option: str) -> bool:
 
 def documented() -> dict[str, list[str]]:
     """{option: the other cells of its row}."""
-    rows = re.findall(r"^\| `(\w+/\w+)` \| (.*) \|$", (ROOT / "docs" / "environments.md").read_text(), re.MULTILINE)
+    page, _, _ = (ROOT / "docs" / "environments.md").read_text().partition("\n## Suites")  # then come recipes
+    rows = re.findall(r"^\| `(\w+/\w+)` \| (.*) \|$", page, re.MULTILINE)
     return {option: cells.split(" | ") for option, cells in rows}
 
 
