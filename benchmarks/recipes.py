@@ -14,8 +14,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,8 @@ def main(arguments: list[str], say: Say) -> int:
     for name in [] if chosen.table else chosen.names or names():
         node = settings(f"gymnax/{name}")
         for part in parts:
-            row = read(KEPT).get(name, {})
-            if not chosen.again and current(part, row, node):
-                continue
-            say(f"{name}: {part}")
-            try:
-                found = measured(part, name, node, say)
-            except (ConfigError, Failed) as error:
-                failed = True
-                print(f"{name}: {part}: not measured: {error}", file=sys.stderr)
-                continue
-            keep(KEPT, name, part, found)
-            say(f"{name}: {part}: {brief(part, found)}")
+            if chosen.again or not current(part, read(KEPT).get(name, {}), node):
+                failed |= not add(KEPT, name, part, partial(measured, part, name, node, say), say)
     publish(read(KEPT))
     return int(failed)
 
@@ -103,6 +94,19 @@ def keep(file: Path, name: str, part: str, found: Any) -> None:
     kept.setdefault(name, {})[part] = found
     ordered = {name: {part: kept[name][part] for part in PARTS if part in kept[name]} for name in sorted(kept)}
     file.write_text(json.dumps(ordered, indent=1) + "\n")
+
+
+def add(file: Path, name: str, part: str, measure: Callable[[], Any], say: Say) -> bool:
+    """Measures and keeps one recipe's part; whether it could be measured."""
+    say(f"{name}: {part}")
+    try:
+        found = measure()
+    except (ConfigError, Failed) as error:
+        print(f"{name}: {part}: not measured: {error}", file=sys.stderr)
+        return False
+    keep(file, name, part, found)
+    say(f"{name}: {part}: {brief(part, found)}")
+    return True
 
 
 def settings(name: str) -> dict[str, Any]:

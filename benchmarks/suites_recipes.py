@@ -9,7 +9,7 @@ says what to expect are written from that.
 import argparse
 import json
 import re
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ import yaml
 from benchmarks.environments import random_return
 from benchmarks.measure import ROOT, Failed, Say
 from benchmarks.recipes import (
-    brief,
+    add,
     current,
-    keep,
     number,
     of_whom,
     read,
@@ -30,7 +29,6 @@ from benchmarks.recipes import (
     when,
     with_expectation,
 )
-from rlexp.config import ConfigError
 
 CONF, DOCS = ROOT / "conf", ROOT / "docs" / "environments.md"
 KEPT = ROOT / "benchmarks" / "results" / "suites.json"
@@ -61,28 +59,21 @@ def main(arguments: list[str], say: Say) -> int:
         parser.error(f"no such recipe of a suite: {min(unknown)}; there are {', '.join(names())}")
     if chosen.seeds < 1:
         parser.error(f"--seeds: {chosen.seeds} is not at least 1")
+    failed = False
     if chosen.runs:
         if len(chosen.names) != 1 or not chosen.machine:
             parser.error("--runs: needs one recipe, and --machine")
         (name,) = chosen.names
-        keep(KEPT, name, "score", of_runs(name, chosen.runs, chosen.machine))
-    failed = False
+        failed = not add(KEPT, name, "score", partial(of_runs, name, chosen.runs, chosen.machine), say)
     for name in [] if chosen.table else chosen.names or names():
         node = settings(name)
         for part in ("score", "random"):
             row = read(KEPT).get(name, {})
             enough = part == "random" or len(row.get("score", {}).get("seeds", ())) >= chosen.seeds
-            if enough and not chosen.again and current(part, row, node):
-                continue
-            say(f"{name}: {part}")
-            try:
-                found = random_return(node["env"]) if part == "random" else scored(name, node, range(chosen.seeds))
-            except (ConfigError, Failed) as error:
-                failed = True
-                print(f"{name}: {part}: not measured: {error}", file=sys.stderr)
-                continue
-            keep(KEPT, name, part, found)
-            say(f"{name}: {part}: {brief(part, found)}")
+            if chosen.again or not enough or not current(part, row, node):
+                score = partial(scored, name, node, range(chosen.seeds))
+                measure = partial(random_return, node["env"]) if part == "random" else score
+                failed |= not add(KEPT, name, part, measure, say)
     publish(read(KEPT))
     return int(failed)
 
