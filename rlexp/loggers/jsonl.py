@@ -83,12 +83,13 @@ def _is_drawn(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < LARGEST
 
 
-def gap(path: Path, env_steps: int, num_lines: int | None) -> str | None:
-    """In words, which lines are missing of a run that has got so far: each of its checkpoints was made after a line. None: none.
+def gap(path: Path, env_steps: int, num_lines: int | None, *, cut: bool = False) -> str | None:
+    """In words, which lines are missing of a run that has got so far. None: none.
 
     Args:
       num_lines: that there were when the checkpoint was made, which is another run's where there were none; None where it does
         not say, which those of old do not.
+      cut: whether it was made within a chunk; each other one is made after a line.
     """
     if num_lines == 0:
         return None
@@ -97,9 +98,10 @@ def gap(path: Path, env_steps: int, num_lines: int | None) -> str | None:
     except (OSError, ValueError):
         return None  # told when it is opened
     missing = max((num_lines or 0) - len(steps), 0)
-    if (last := max(steps, default=0)) >= env_steps and not missing:
+    ends_early = (last := max(steps, default=0)) < env_steps and not cut
+    if not ends_early and not missing:
         return None
-    there = f"it ends at {last:,}" if last < env_steps else f"of {num_lines:,}, {missing:,} are gone"
+    there = f"it ends at {last:,}" if ends_early else f"of {num_lines:,}, {missing:,} are gone"
     there = there if path.exists() else "it is gone"
     return f"{path}: the lines up to {env_steps:,} environment steps are not all there ({there}); the run goes on without them"
 

@@ -119,10 +119,11 @@ def is_waiting(meta: Mapping[str, Any]) -> bool:
 
 def _meta_of(metas: Sequence[Mapping[str, Any]], members: Sequence[Member]) -> dict[str, Any]:
     """Of a pack whose members are made of these; what differs between those who begin and those who go on is not in it."""
-    agent_steps = [meta["agent_steps"] and meta["agent_steps"][0] for meta in metas]
+    agent_steps, counted = ([meta.get(name) and meta[name][0] for meta in metas] for name in ("agent_steps", "counted"))
     return {name: x for name, x in metas[0].items() if name not in (ENDED_IN, NARROWED, "pack_devices")} | {
         "wall_s": max(one["wall_s"] for one in metas),
         "agent_steps": None if None in agent_steps else agent_steps,
+        "counted": None if None in counted else counted,
         "members": [{"run_id": run_id, "fingerprint": e.fingerprint} for e, _, run_id in members],
         "failed": {},
         "ended": {},

@@ -289,17 +289,16 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 data, counted = filled(source, source.init(key, policy), key, policy, 0)
                 return Run(state, data, settings_now()), counted
 
-            def chunk_until(run: Run, num_updates: int, ended: Callable[[], bool]) -> tuple[Run, Metrics, int]:
+            def updates(run: Run, num_updates: int, counted: Metrics) -> tuple[Run, Metrics]:
                 nonlocal feed
                 state, kept = run.state, _kept(run.data)
                 ahead = 0.0 if limits is None else float(np.asarray(here(run.data.ahead))[0])
                 data = jax.device_put(_first(here(_stepped(run.data))), over.actor)
-                sums = jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), layout.replicated), total)
+                sums = {name: jax.device_put(_first(counted[name]), layout.replicated) for name in total}
                 shares = Shares()
                 if limits is not None and feed is None:
                     feed = apart.Feed(source, limits, data=data, ahead=ahead, collected=of_batch)
-                made = 0
-                while made < num_updates and not (made and ended()):
+                for _ in range(num_updates):
                     policy = jax.block_until_ready(acting(state))
                     shares.lap("learning")
                     if feed is None:
@@ -319,10 +318,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                     state, kept, sums, told = learn(state, kept, run.settings, batch, collected, sums)
                     if told is not None:
                         data = source.feedback(data, ids, np.asarray(told))
-                    made += 1
                 sums = _alone(jax.tree.map(np.asarray, jax.block_until_ready(sums)))
                 shares.lap("learning")
-                return Run(state, place(data, kept, ahead), run.settings), sums | shares.metrics(), made
+                spent = {name: jax.tree.map(np.add, counted[name], x) for name, x in shares.metrics().items()}
+                return Run(state, place(data, kept, ahead), run.settings), sums | spent
 
             def close() -> None:
                 close_feed()
@@ -331,13 +330,13 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             return Program(
                 begin=begin,
-                chunk=lambda run, num_updates: chunk_until(run, num_updates, lambda: False)[:2],
+                updates=updates,
+                nothing=_alone(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), total)) | Shares().metrics(),
                 evaluate=lambda run, update: play(run.state, run.settings, update),
                 compile_s=time.perf_counter() - began,
                 executable=learn,
                 close=close,
                 at=source.at,
-                chunk_until=chunk_until if lead.steps_environments else None,
             )
 
         def settings_now() -> Settings:

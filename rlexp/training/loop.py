@@ -3,7 +3,8 @@
     dispatch chunk k+1 · fetch and log the metrics of chunk k · at a checkpoint: wait, look at the metrics, save · stop?
 
 A chunk ends at the next evaluation, metric line or checkpoint, whichever comes first (`rlexp.training.schedule`). These boundaries
-depend on the update count alone, so a resumed run has the same ones as an undisturbed run.
+depend on the update count alone, so a resumed run has the same ones as an undisturbed run. A stop, and a checkpoint that is due by
+the clock, do not wait for the end of one (`rlexp.training.pace`).
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from rlexp.training.changes import acting
 from rlexp.training.layout import layout_of
 from rlexp.training.members import Member, Pack, start_of
 from rlexp.training.metrics import Chunk
+from rlexp.training.pace import Pace
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
 from rlexp.training.saves import Resume, Saves, restore, take_learnt, with_memory
 from rlexp.types import Metrics
@@ -125,17 +127,21 @@ def train_pack(
             may_narrow = narrower is not None and any(hook.narrows for hook in hooks)
             # Also one that was stopped, or killed, before it could.
             narrow = may_narrow and update > 0 and schedule.evaluation_due(lead, update) and pack.is_half_empty()
+            pace = Pace(compiled, lambda: stop.reason is not None or saves.due(None))
+            # Of the chunk that is under way: what it has counted, and where this process began with it.
+            counted, since = metrics.from_json(start.counted, compiled.nothing), update
             (stopping,) = distributed.any_of(stop.reason is not None)
             while update < lead.total_updates and not stopping and not narrow and pack.going():
                 boundary = schedule.chunk_end(lead, update)
-                if compiled.chunk_until is None or jax.process_count() > 1:  # processes agree between chunks
-                    run, counted = compiled.chunk(run, boundary - update)
+                run, counted, made = pace.updates(run, counted, boundary - update)
+                update, ended = update + made, made == boundary - update
+                episodes = compiled.evaluate(run, update) if ended and schedule.evaluation_due(lead, update) else None
+                chunk = Chunk(update, update - since, counted, episodes)
+                if ended:
+                    reports.hand_in(chunk)
+                    counted, since = compiled.nothing, update
                 else:
-                    run, counted, made = compiled.chunk_until(run, boundary - update, lambda: stop.reason is not None)
-                    boundary = update + made
-                episodes = compiled.evaluate(run, boundary) if schedule.evaluation_due(lead, boundary) else None
-                reports.hand_in(Chunk(boundary, boundary - update, counted, episodes))
-                update = boundary
+                    reports.cut(chunk)
                 if hooks and episodes is not None and update < lead.total_updates:
                     reports.finish()
                     for hook in hooks:  # by what was evaluated, before any of them changes that
@@ -143,23 +149,26 @@ def train_pack(
                     for act in acts:
                         run = act(run, update) if pack.going() else run
                     narrow = may_narrow and pack.is_half_empty()
-                stopping, due = distributed.any_of(stop.reason is not None, saves.due(update), after=counted)
+                stopping, due = distributed.any_of(stop.reason is not None, saves.due(update), after=chunk.metrics)
                 if due:
                     reports.finish()  # first see that it is sound
-                    saves.save(update, run)
+                    saves.save(update, run, reports.kept)
             reports.finish()
 
             # 4. Leave everything as it should be found.
             if narrow and narrower is not None:
                 saves.narrow(narrower, update, run)
             elif update > saves.update:
-                saves.save(update, run)
+                saves.save(update, run, reports.kept)
             saves.wait()
             elapsed = time.perf_counter() - began - start.wall_s
             done = update >= lead.total_updates
             if done:
                 saves.split(update, run)
             pack.saved(lead.env_steps(update))
+            pack.summary["env_steps"] = lead.env_steps(update)
+            if reports.kept is not None:
+                pack.count(metrics.transitions(reports.kept))
             if update > start.update:
                 pack.summary["env_steps_per_second"] = (lead.env_steps(update) - start.env_steps) / elapsed
             elif done:
@@ -193,10 +202,12 @@ class Reports:
         self._ready: Future[float] | None = None
         self._last_ready = time.perf_counter()
         self._told_of_waiting = False
+        self.kept: Metrics | None = None  # what a chunk that is cut has counted so far, for a checkpoint
 
     def hand_in(self, chunk: Chunk) -> None:
         """The newest chunk, which is reported later; the one before is now."""
         self.finish()
+        self.kept = None
         self._waiting, self._ready = chunk, self._watch.submit(_ready_at, chunk)
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves((chunk.metrics, chunk.episodes))):
             self.finish()  # numbers of the host: it was waited for, and nothing is under way meanwhile
@@ -226,18 +237,33 @@ class Reports:
             told=pack.told,
         )
         going, troubles = pack.going(), pack.log(rows)
+        troubles = self._diverged(values, chunk.update) | troubles
         pack.summary["env_steps"] = env_steps
-        for i, name in metrics.not_finite(values).items():
-            troubles.setdefault(i, Diverged(f"{name} is not finite at {env_steps:,} {pack.lead.clock}"))
         for i in going:
             if i in troubles:
                 self._saves.drop(i, troubles[i])
             elif chunk.episodes is not None:
                 pack.objectives[i] = rows[i]["eval/return_mean"]
 
+    def cut(self, chunk: Chunk) -> None:
+        """A chunk that is not at its end; whoever goes on from here adds to what it has counted, and writes the line that an
+        undisturbed run does. A member that is not sound fails without one.
+        """
+        self.finish()
+        chunk = jax.device_get(chunk)
+        for i, error in self._diverged(metrics.values(chunk), chunk.update).items():
+            if i in self._pack.going():
+                self._saves.drop(i, error)
+        self.kept = chunk.metrics
+
     def close(self) -> None:
         """Nothing of it goes on."""
         self._watch.shutdown(wait=False)
+
+    def _diverged(self, values: metrics.Values, update: int) -> dict[int, Exception]:
+        lead = self._pack.lead
+        when = f"at {lead.env_steps(update):,} {lead.clock}"
+        return {i: Diverged(f"{name} is not finite {when}") for i, name in metrics.not_finite(values).items()}
 
     def _tell_of_waiting(self, counted: Metrics) -> None:
         """Once, where much is lost to it. Environments of the host wait for nothing, and their rows are counted otherwise."""

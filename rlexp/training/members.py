@@ -47,6 +47,7 @@ class Start(NamedTuple):
     told: list[Told] | None  # of each, what stands in its lines; None where it begins
     remembered: Any  # by the last exchange; None where there was none
     num_lines: int | None  # of metrics, of each that is trained still; None where the checkpoint does not say
+    counted: Any  # since the last line, where a stop has cut a chunk; else None
 
 
 def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) -> Start:
@@ -67,6 +68,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
             told=None,
             remembered=None,
             num_lines=0,
+            counted=None,
         )
     alone = len(experiments) == 1
     ended = {int(i): Ended(*how) for i, how in meta.get("ended", {}).items()}
@@ -83,6 +85,7 @@ def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) 
         told=meta.get("told"),
         remembered=meta.get("remembered"),
         num_lines=meta.get("num_lines"),
+        counted=meta.get("counted"),
     )
 
 
@@ -106,7 +109,8 @@ class Pack:
             for m in (members[i] for i in self._here)
         ]
         records = [info.dir / jsonl.NAME for info in infos if start.resumed and is_lead]
-        gaps = [jsonl.gap(record, start.env_steps, start.num_lines) for record in records]
+        cut = start.counted is not None
+        gaps = [jsonl.gap(record, start.env_steps, start.num_lines, cut=cut) for record in records]
         make, config = self.lead.part("logger").make, self.lead.config.logger
         made, self.progress = make(config, infos) if is_lead else silent(len(infos))
         self.loggers: dict[int, Logger] = dict(zip(self._here, made, strict=True))

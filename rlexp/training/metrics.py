@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from rlexp.experiment import Experiment
@@ -80,6 +81,28 @@ def transitions_at_start(counted: Metrics, lead: Experiment, num_members: int) -
     if found is None and not lead.prefill_env_steps and lead.source_of(lead.settings).env_steps_per_update:
         return [0] * num_members
     return found
+
+
+def as_json(counted: Metrics) -> list[dict[str, list[Any]]]:
+    """{metric: [sum, count]} of each member, of what was fetched: in JSON numbers are the same to the bit. What is not finite, of a
+    member that has failed, is 0.
+    """
+    finite = {name: [np.where(np.isfinite(x), x, 0).tolist() for x in metric] for name, metric in counted.items()}
+    each = {name: list(zip(*metric, strict=True)) for name, metric in finite.items()}
+    return [{name: list(x[i]) for name, x in each.items()} for i in range(len(next(iter(each.values()))))]
+
+
+def from_json(kept: Sequence[Mapping[str, Sequence[Any]]] | None, nothing: Metrics) -> Metrics:
+    """Where `nothing` lies, and of its types; that itself where nothing was kept, or other metrics, as by another version."""
+    if kept is None or any(member.keys() != nothing.keys() for member in kept):
+        return nothing
+
+    def one(like: Any, numbers: Sequence[Any]) -> Any:
+        array = np.array(numbers, like.dtype)
+        return jax.device_put(array, like.sharding) if isinstance(like, jax.Array) else array
+
+    both = {name: list(zip(*(member[name] for member in kept), strict=True)) for name in nothing}
+    return {name: Mean(*map(one, like, both[name])) for name, like in nothing.items()}
 
 
 def not_finite(values: Values) -> dict[int, str]:

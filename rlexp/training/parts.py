@@ -28,15 +28,18 @@ class Program(NamedTuple):
     """What the trainer calls."""
 
     begin: Callable[[], tuple[Run, Metrics]]  # a fresh run, and what its source counted before the first update
-    chunk: Callable[[Run, int], tuple[Run, Metrics]]  # donates the run; metrics: Mean of [members]
+    # (run, so many, sums) -> (run, sums): it donates the run, and adds what it counts to the sums, which are Mean of [members]
+    updates: Callable[[Run, int, Metrics], tuple[Run, Metrics]]
+    nothing: Metrics  # counted so far: a chunk begins with it
     evaluate: Callable[[Run, int], Episodes]  # (run, update) -> [members, num_episodes]
     compile_s: float
     executable: jax.stages.Compiled  # the chunk: its HLO, and what memory it needs
     close: Callable[[], None] = lambda: None  # ends what a source of the host has started
     at: Callable[[Path], None] = lambda directory: None  # HostSource.at
-    # (run, at most so many updates, whether to end before) -> (run, metrics, how many updates). It is asked after each of them:
-    # environments of the host may take hours for a chunk. None: a chunk is one program.
-    chunk_until: Callable[[Run, int, Callable[[], bool]], tuple[Run, Metrics, int]] | None = None
+
+    def chunk(self, run: Run, num_updates: int) -> tuple[Run, Metrics]:
+        """So many updates, and what they alone have counted. Donates the run."""
+        return self.updates(run, num_updates, self.nothing)
 
     def init(self) -> Run:
         """A fresh run."""

@@ -87,17 +87,16 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         data, counted = begin_shards(layout, lead.source_of(settings, shared))(data_key, policy)
         return Run(state, data, settings), counted
 
-    def chunk_one(run: Run, num_updates: jax.Array, shared: Shared) -> tuple[Run, Metrics]:
-        # traced once for its shapes and the loop
-        once = jax.jit(lambda r: update_once(lead, layout, r, shared), inline=True)
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(once, run)[1])
+    # traced once for its shapes and the loop
+    once = jax.jit(lambda run, shared: update_once(lead, layout, run, shared), inline=True)
 
+    def updates_one(run: Run, num_updates: jax.Array, total: Metrics, shared: Shared) -> tuple[Run, Metrics]:
         def body(_: Any, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
             run, total = carry
-            run, metrics = once(run)
+            run, metrics = once(run, shared)
             return run, jax.tree.map(jnp.add, total, metrics)
 
-        return jax.lax.fori_loop(0, num_updates, body, (run, zeros))
+        return jax.lax.fori_loop(0, num_updates, body, (run, total))
 
     def refill_one(state: PyTree, settings: Settings, seed: jax.Array, update: jax.Array, shared: Shared) -> PyTree:
         source, policy = lead.source_of(settings, shared), lead.algorithm.policy(state, True)
@@ -110,9 +109,9 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def begin_all(seeds: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> tuple[Run, Metrics]:
         return over_members(layout, lambda k, h, t: begin_one(k, h, t, shared))(seeds, hp, settings)
 
-    def chunk_all(run: Run, num_updates: jax.Array, shared: Shared) -> tuple[Run, Metrics]:
+    def updates_all(run: Run, num_updates: jax.Array, total: Metrics, shared: Shared) -> tuple[Run, Metrics]:
         # one trip count for all members: a batched one would make every carry a select
-        return over_members(layout, lambda r: chunk_one(r, num_updates, shared))(run)
+        return over_members(layout, lambda r, t: updates_one(r, num_updates, t, shared))(run, total)
 
     def refill_all(state: PyTree, settings: Settings, seeds: jax.Array, update: jax.Array, shared: Shared) -> PyTree:
         return over_members(layout, lambda s, t, k: refill_one(s, t, k, update, shared))(state, settings, seeds)
@@ -134,14 +133,23 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def placed_shared() -> Shared:
         return jax.device_put(lead.shared, layout.replicated)
 
+    @functools.cache
+    def counted() -> Metrics:
+        # On the mesh as in the loop, or JAX traces it once more.
+        of_one = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype, sharding=layout.replicated), abstract_run
+        )
+        num, metrics = layout.num_members, jax.eval_shape(once, of_one, abstract_shared)[1]
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((num, *s.shape), s.dtype, sharding=per_member), metrics)
+
     def lower_chunk() -> jax.stages.Lowered:
-        chunk = jax.jit(
-            chunk_all,
+        updates = jax.jit(
+            updates_all,
             donate_argnums=0,
             out_shardings=(shardings, per_member),
             compiler_options=layout.compiler_options,
         )
-        return chunk.lower(abstract_run, count, abstract_shared)
+        return updates.lower(abstract_run, count, counted(), abstract_shared)
 
     @functools.cache
     def executables() -> tuple[Callable[[], jax.stages.Compiled], Callable[[], jax.stages.Compiled]]:
@@ -154,15 +162,17 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def of(members: Sequence[Experiment]) -> Traced:
         def compile_all() -> Program:
             began = time.perf_counter()
-            (begin, chunk), play = executables(), compile_evaluation(members)
-            begin, chunk = begin(), chunk()
+            (begin, updates), play = executables(), compile_evaluation(members)
+            begin, updates = begin(), updates()
             placed, shared = jax.device_put(member_data(members), per_member), placed_shared()
+            nothing = jax.device_put(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), counted()), per_member)
             return Program(
                 begin=lambda: begin(*placed, shared),
-                chunk=lambda run, num_updates: chunk(run, np.int32(num_updates), shared),
+                updates=lambda run, num_updates, total: updates(run, np.int32(num_updates), total, shared),
+                nothing=nothing,
                 evaluate=lambda run, update: play(run.state, run.settings, update),
                 compile_s=time.perf_counter() - began,
-                executable=chunk,
+                executable=updates,
             )
 
         def settings() -> Settings:

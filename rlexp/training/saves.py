@@ -13,10 +13,11 @@ import numpy as np
 from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.storage import store
-from rlexp.training import schedule
+from rlexp.training import metrics, schedule
 from rlexp.training.between import Leave
 from rlexp.training.members import Pack
 from rlexp.training.program import Run, Traced, stacked_settings
+from rlexp.types import Metrics
 
 ENDED_IN = "ended_in"  # in the meta of a member that ended before its pack did: the name of the pack's directory
 NARROWED = "narrowed"  # in the meta of a pack that was part of another one: the name of that one's directory
@@ -97,15 +98,20 @@ class Saves:
                 except OSError as error:
                     self.drop(i, error)
 
-    def due(self, update: int) -> bool:
-        """Whether it is time to save, by the clock of this process if there is no other measure."""
+    def due(self, update: int | None) -> bool:
+        """Whether it is time to save, by the clock of this process if there is no other measure; None: within a chunk."""
         return schedule.checkpoint_due(self._config, update, time.perf_counter() - self._saved)
 
-    def save(self, update: int, run: Run) -> None:
-        """Saves the pack as it is, in the background. It must have been seen to be sound. Raises OSError."""
+    def save(self, update: int, run: Run, cut: Metrics | None = None) -> None:
+        """Saves the pack as it is, in the background. It must have been seen to be sound. Raises OSError.
+
+        Args:
+          cut: what was counted since the last line, where that is not at this update.
+        """
         self._sync()
         known = [x for x in self._pack.objectives if x is not None]
-        self._writer.save(update, self._kept(run), self._meta(update), float(np.mean(known)) if known else None)
+        meta = self._meta(update) | {"counted": cut and metrics.as_json(cut)}
+        self._writer.save(update, self._kept(run), meta, float(np.mean(known)) if known else None)
         self.update, self._saved = update, time.perf_counter()
 
     def _sync(self) -> None:

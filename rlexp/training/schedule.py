@@ -29,8 +29,8 @@ def evaluation_due(experiment: Experiment, update: int) -> bool:
     return bool(crossed) or update == experiment.total_updates
 
 
-def checkpoint_due(config: Any, update: int, seconds: float) -> bool:
-    """Whether a checkpoint is made at the end of this update, so many seconds after the last one."""
+def checkpoint_due(config: Any, update: int | None, seconds: float) -> bool:
+    """Whether a checkpoint is made at the end of this update, so many seconds after the last one; None: one within a chunk."""
     if config.every_updates:
-        return update % config.every_updates == 0
+        return update is not None and update % config.every_updates == 0
     return config.every_minutes is not None and seconds >= 60 * config.every_minutes

@@ -33,7 +33,7 @@ SMALL = (
 )
 
 
-NOT_COMPILED = program.Program(*(None,) * 5)  # type: ignore[arg-type]
+NOT_COMPILED = program.Program(*(None,) * 6)  # type: ignore[arg-type]
 
 
 class Profiled(NamedTuple):

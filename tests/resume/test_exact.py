@@ -106,4 +106,4 @@ def test_a_signal_saves_and_says_how_to_go_on(number, tmp_path):
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "stopped"
     update, _ = saved(run_dir)
-    assert summary["env_steps"] == update * 512 == rows(run_dir)[-1]["env_steps"]
+    assert summary["env_steps"] == update * 512 >= rows(run_dir)[-1]["env_steps"]

@@ -24,7 +24,7 @@ from rlexp.sources import host as source_of_host
 from rlexp.sources import rollout
 from rlexp.sources.base import is_host
 from rlexp.storage import rundir
-from rlexp.training import loop, metrics, program
+from rlexp.training import loop, metrics, pace, program
 from rlexp.training.loop import Member, Resume, layout_of, train_pack
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
 from rlexp.training.shares import Shares
@@ -179,8 +179,9 @@ def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     assert lines[0] == common[256] and lines[-1]["eval/return_mean"] == common[640]["eval/return_mean"]
 
 
-def test_a_stop_is_heard_after_each_update(tmp_path):
+def test_a_stop_is_heard_after_each_update(tmp_path, monkeypatch):
     """A chunk may take hours where environments are slow. It loses nothing: the run that goes on is the undisturbed one."""
+    monkeypatch.setattr(pace, "PART_S", 0.0)
     lead = toy("total_env_steps=256", "eval.every_env_steps=null")
     cut = train(tmp_path / "cut", lead, stop=StopAfter(2))
     assert (cut["status"], cut["env_steps"]) == ("stopped", 2 * lead.env_steps_per_update)

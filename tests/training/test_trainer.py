@@ -1,6 +1,5 @@
 """The training loop: chunks, lines, evaluation, NaN, stopping, checkpoints, compilation."""
 
-import itertools
 import json
 import threading
 from types import SimpleNamespace
@@ -73,7 +72,7 @@ def test_a_line_tells_when_its_chunk_was_ready(tmp_path, monkeypatch):
 
     def traced(experiments, layout):
         made = trace(experiments, layout)
-        return made._replace(compile=lambda: (p := made.compile())._replace(chunk=blocking(p.chunk)))
+        return made._replace(compile=lambda: (p := made.compile())._replace(updates=blocking(p.updates)))
 
     trace = program.trace
     monkeypatch.setattr(loop, "_ready_at", look)
@@ -195,18 +194,20 @@ def test_nan_stops_names_the_metric_and_keeps_the_last_good_checkpoint(tmp_path,
     assert checkpoints(tmp_path / "0") == [10]
 
 
-def from_chunk(number, losses):
-    """A change of the program: from this chunk on, the members' losses are these."""
+def after(good, losses):
+    """A change of the program: after so many updates, the members' losses are these."""
 
     def change(compiled):
-        numbers = itertools.count(1)
+        made = 0
 
-        def chunk(run, num_updates):
-            run, counted = compiled.chunk(run, num_updates)
+        def updates(run, num_updates, counted):
+            nonlocal made
+            made += num_updates
+            run, counted = compiled.updates(run, num_updates, counted)
             told = {"loss/value": Mean(np.array(losses), np.ones(len(losses)))}
-            return run, counted | (told if next(numbers) >= number else {})
+            return run, counted | (told if made > good else {})
 
-        return compiled._replace(chunk=chunk)
+        return compiled._replace(updates=updates)
 
     return change
 
@@ -215,7 +216,7 @@ def from_chunk(number, losses):
 def test_a_member_that_diverges_keeps_its_last_good_checkpoint(tmp_path):
     """The second of two, in the fourth chunk. The other goes on; of the second nothing is written any more."""
     every = ("checkpoint.every_updates=1", "total_env_steps=640", "checkpoint=default")
-    first, second = train(tmp_path, *TINY, *every, seeds=(0, 1), change=from_chunk(4, [1.0, np.inf]))
+    first, second = train(tmp_path, *TINY, *every, seeds=(0, 1), change=after(3, [1.0, np.inf]))
     assert (first["status"], second["status"]) == ("finished", "failed")
     assert second["error"] == "Diverged: loss/value is not finite at 256 environment steps"
     assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [11, 5]
@@ -229,7 +230,7 @@ def test_only_sound_chunks_are_checkpointed(tmp_path):
     """The environment turns bad after a while: checkpoints before stay, none is made after."""
     every = ("checkpoint.every_updates=10", "eval.every_env_steps=null")
     with pytest.raises(Diverged, match="loss/value"):
-        train(tmp_path, *TINY, "total_env_steps=6400", *every, change=from_chunk(3, [np.inf]))
+        train(tmp_path, *TINY, "total_env_steps=6400", *every, change=after(20, [np.inf]))
     assert checkpoints(tmp_path / "0") == [10, 20]
 
 

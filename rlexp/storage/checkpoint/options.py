@@ -15,7 +15,7 @@ class Config:
     enabled: Flag
     """False never saves: the run can then not be resumed, evaluated or loaded."""
     every_minutes: Positive | None
-    """Minutes between saves, rounded up to the end of a chunk; null saves only when stopped and at the end."""
+    """Minutes between saves; null saves only when stopped and at the end."""
     every_updates: Count | None
     """Updates between saves; where it is set, every_minutes is not read."""
     keep_last: Count

@@ -63,7 +63,9 @@ class Found(NamedTuple):
         meta = read_meta(self.step)["meta"]
         if self.member is None:
             return meta
-        lists = [key for key in ("members", "objectives", "agent_steps", "told") if meta.get(key) is not None]
+        lists = [
+            key for key in ("members", "objectives", "agent_steps", "told", "counted") if meta.get(key) is not None
+        ]
         each = {key: meta[key][self.member : self.member + 1] for key in lists}
         out = {key: meta.get(key, {}).get(str(self.member)) for key in ("failed", "ended")}
         out = {key: {"0": how} if how else {} for key, how in out.items()}
