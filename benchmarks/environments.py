@@ -21,11 +21,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import yaml
 
 from benchmarks.measure import ROOT, Failed, Say, run
 from rlexp.config import ConfigError, load_module, parse
-from rlexp.envs.base import Env, batched, in_words
+from rlexp.envs.base import Env, HostEnv, action_struct, batched, in_words
 from rlexp.types import Continuous, Discrete, EnvSpec
 
 CONF, DOCS = ROOT / "conf" / "env", ROOT / "docs" / "environments.md"
@@ -94,7 +95,7 @@ def _measured(option: str, chosen: argparse.Namespace) -> dict[str, Any]:
     row = {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
     if chosen.specs:
         return row
-    row |= _random(env) if isinstance(env, Env) and not chosen.trained else {}
+    row |= {} if chosen.trained else _random(env, num_steps=min(max(env.spec.max_episode_steps, NUM_STEPS), MOST_STEPS))
     return row if chosen.untrained else row | {"ppo": _trained(option)}
 
 
@@ -124,8 +125,6 @@ def random_return(node: Mapping[str, Any]) -> float:
       node: `env` of a composed configuration.
     """
     env = _made_of(node)
-    if not isinstance(env, Env):
-        raise Failed("random actions are played in compiled environments alone")
     limit = env.spec.max_episode_steps
     found = _random(env, num_envs=4096 if limit <= 200 else NUM_ENVS, num_steps=min(limit, MOST_STEPS))
     if "random" not in found:
@@ -133,10 +132,11 @@ def random_return(node: Mapping[str, Any]) -> float:
     return found["random"]
 
 
-def _random(env: Env, *, num_envs: int = NUM_ENVS, num_steps: int = NUM_STEPS) -> dict[str, Any]:
-    compiled = random_play(env, num_envs=num_envs, num_steps=num_steps)
+def _random(env: Env | HostEnv, *, num_envs: int = NUM_ENVS, num_steps: int) -> dict[str, Any]:
+    sizes = {"num_envs": num_envs, "num_steps": num_steps}
+    play = random_play(env, **sizes) if isinstance(env, Env) else _on_host(env, **sizes)
     began = time.process_time()  # of the processor, which a busy machine does not change
-    total, over, ends = jax.device_get(jax.block_until_ready(compiled(jax.random.key(0))))
+    total, over, ends = jax.device_get(jax.block_until_ready(play(jax.random.key(0))))
     took = time.process_time() - began
     episodes = dict(zip(("terminated", "truncated"), map(int, ends), strict=True))
     found = {"us_a_step": took / (num_steps * num_envs) * 1e6, "random_episodes": episodes}
@@ -178,6 +178,34 @@ def random_play(env: Env, *, num_envs: int, num_steps: int) -> Callable[[Any], t
         return total, over, ends
 
     return jax.jit(play).lower(jax.random.key(0)).compile()
+
+
+def _on_host(env: HostEnv, *, num_envs: int, num_steps: int) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """The same, which opens environments and closes them."""
+    spec = env.spec.action
+    assert isinstance(spec, Discrete | Continuous)
+
+    def play(key: Any) -> Any:
+        rng = np.random.default_rng(jax.random.key_data(key).tolist())
+        opened = env.open(num_envs)
+        try:
+            row = opened.reset(rng.integers(2**32, size=num_envs, dtype=np.uint32))
+            total, over, ends = np.zeros(num_envs), np.zeros(num_envs, bool), np.zeros(2, int)
+            for _ in range(num_steps):
+                waits, shape = row.last, (num_envs, *action_struct(env.spec).shape)
+                if isinstance(spec, Discrete):
+                    actions = rng.integers(spec.num_actions, size=shape, dtype=np.int32)
+                else:
+                    actions = rng.uniform(spec.low, spec.high, shape).astype(np.float32)
+                row = opened.step(actions)
+                terminated = np.asarray(row.discount) == 0.0
+                ends += [np.sum(row.last & ~waits & how) for how in (terminated, ~terminated)]
+                total, over = total + np.where(over, 0.0, row.reward), over | row.last
+            return total, over, ends
+        finally:
+            opened.close()
+
+    return play
 
 
 def _trained(option: str) -> float | None:

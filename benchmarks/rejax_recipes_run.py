@@ -12,6 +12,16 @@ import jax
 import rejax
 
 OWN = {
+    "CartPole-v1": {
+        "agent_kwargs": {"activation": "tanh"},
+        "num_envs": 5,
+        "num_steps": 100,
+        "num_epochs": 5,
+        "num_minibatches": 5,
+        "learning_rate": 0.00075,
+        "max_grad_norm": 0.5,
+        "ent_coef": 0.01,
+    },
     "Acrobot-v1": {
         "agent_kwargs": {"activation": "tanh"},
         "num_envs": 5,

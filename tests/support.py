@@ -49,7 +49,9 @@ def fingerprint(*overrides: str) -> dict[str, Any]:
 
 
 class StopAfter(Stop):
-    """Asks for the end when the trainer looks for the n-th time. It looks once before the first chunk, and once after each."""
+    """Asks for the end when the trainer looks for the n-th time. It looks once before the first chunk, once after each, and once a
+    second within one that takes so long.
+    """
 
     def __init__(self, looks: int):
         self._looks = looks

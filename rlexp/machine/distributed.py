@@ -1,7 +1,7 @@
 """Several processes that train one run: how they find each other, what they agree on, and how they end when one dies.
 
 Every process runs the same program on its own devices of one mesh. Process 0 makes the run directory and logs; all write
-checkpoints. What depends on one process's clock or signals is agreed on between chunks, so that all do the same.
+checkpoints. What depends on one process's clock or signals is agreed on between chunks and their parts, so that all do the same.
 
 A process that dies is noticed at once where the others wait for it in a collective, else by JAX's heartbeats, within
 `processes.timeout_s`. The others say so in one line and end with exit code 1.

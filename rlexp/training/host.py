@@ -1,4 +1,4 @@
-"""The programs of a run whose environments or data live on the host: init, chunk, evaluate, as `rlexp.training.program` has them.
+"""The programs of a run whose environments or data live on the host: begin, updates, evaluate, as `rlexp.training.program` has.
 
     source.next() in Python · the batch goes to the devices · the compiled half learns from it
 

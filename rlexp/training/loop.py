@@ -127,9 +127,13 @@ def train_pack(
             may_narrow = narrower is not None and any(hook.narrows for hook in hooks)
             # Also one that was stopped, or killed, before it could.
             narrow = may_narrow and update > 0 and schedule.evaluation_due(lead, update) and pack.is_half_empty()
-            pace = Pace(compiled, lambda: stop.reason is not None or saves.due(None))
+            pace = Pace(compiled, lambda: stop.reason is not None or saves.due(None), reports.finish)
             # Of the chunk that is under way: what it has counted, and where this process began with it.
             counted, since = metrics.from_json(start.counted, compiled.nothing), update
+            if start.counted is not None:
+                reports.kept = jax.device_get(counted)
+                if update == lead.total_updates:  # which is less than it was
+                    reports.hand_in(Chunk(update, 0, counted, compiled.evaluate(run, update)))
             (stopping,) = distributed.any_of(stop.reason is not None)
             while update < lead.total_updates and not stopping and not narrow and pack.going():
                 boundary = schedule.chunk_end(lead, update)
@@ -195,11 +199,10 @@ class Reports:
     def __init__(self, pack: Pack, saves: Saves, *, began: float):
         """`began`: the `perf_counter()` since which the run has been training, earlier processes counted in."""
         self._pack, self._saves, self._began = pack, saves, began
-        self._waiting: Chunk | None = None
         # Another thread looks at the clock when a chunk is ready: on a GPU the dispatch of a program that has loops of unknown
         # length returns when it is nearly done, and the chunk before has been ready for all that time.
         self._watch = ThreadPoolExecutor(1, "ready")
-        self._ready: Future[float] | None = None
+        self._waiting: tuple[Chunk, Future[float]] | None = None  # the newest chunk, and when it was ready
         self._last_ready = time.perf_counter()
         self._told_of_waiting = False
         self.kept: Metrics | None = None  # what a chunk that is cut has counted so far, for a checkpoint
@@ -208,22 +211,23 @@ class Reports:
         """The newest chunk, which is reported later; the one before is now."""
         self.finish()
         self.kept = None
-        self._waiting, self._ready = chunk, self._watch.submit(_ready_at, chunk)
+        self._waiting = chunk, self._watch.submit(_ready_at, chunk)
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves((chunk.metrics, chunk.episodes))):
             self.finish()  # numbers of the host: it was waited for, and nothing is under way meanwhile
 
     def finish(self) -> None:
         """Reports what was handed in: a member that is not sound fails, after its line is written."""
-        chunk, self._waiting = self._waiting, None
-        if chunk is None or self._ready is None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
             return
+        chunk, ready = waiting
         self._saves.ready()  # the devices are at work
         jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
-        now = self._ready.result()
+        now = ready.result()
         seconds, self._last_ready = now - self._last_ready, now
         pack, env_steps = self._pack, self._pack.lead.env_steps(chunk.update)
         chunk = jax.device_get(chunk)
-        if chunk.num_updates:
+        if chunk.metrics:
             pack.count(metrics.transitions(chunk.metrics))
             self._tell_of_waiting(chunk.metrics)
         values = metrics.values(chunk)

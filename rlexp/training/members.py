@@ -47,7 +47,7 @@ class Start(NamedTuple):
     told: list[Told] | None  # of each, what stands in its lines; None where it begins
     remembered: Any  # by the last exchange; None where there was none
     num_lines: int | None  # of metrics, of each that is trained still; None where the checkpoint does not say
-    counted: Any  # since the last line, where a stop has cut a chunk; else None
+    counted: Any  # since the last line, where the checkpoint was made within a chunk; else None
 
 
 def start_of(meta: Mapping[str, Any] | None, experiments: Sequence[Experiment]) -> Start:

@@ -93,16 +93,17 @@ def as_json(counted: Metrics) -> list[dict[str, list[Any]]]:
 
 
 def from_json(kept: Sequence[Mapping[str, Sequence[Any]]] | None, nothing: Metrics) -> Metrics:
-    """Where `nothing` lies, and of its types; that itself where nothing was kept, or other metrics, as by another version."""
-    if kept is None or any(member.keys() != nothing.keys() for member in kept):
-        return nothing
+    """Where `nothing` lies, and of its types; that itself where nothing was kept, or not this metric, as by another version."""
 
     def one(like: Any, numbers: Sequence[Any]) -> Any:
         array = np.array(numbers, like.dtype)
         return jax.device_put(array, like.sharding) if isinstance(like, jax.Array) else array
 
-    both = {name: list(zip(*(member[name] for member in kept), strict=True)) for name in nothing}
-    return {name: Mean(*map(one, like, both[name])) for name, like in nothing.items()}
+    each = {name: [member[name] for member in kept or () if name in member] for name in nothing}
+    columns = {
+        name: zip(*found, strict=True) for name, found in each.items() if found and len(found) == len(kept or ())
+    }
+    return nothing | {name: Mean(*map(one, nothing[name], both)) for name, both in columns.items()}
 
 
 def not_finite(values: Values) -> dict[int, str]:

@@ -16,20 +16,28 @@ from rlexp.training.parts import Program, Run
 from rlexp.types import Metrics
 
 PART_S = 1.0
+_LATE = 3  # as many times longer as it was to take
 
 
 class Pace:
-    """How long an update takes: of the last part that was waited for."""
+    """How long an update takes, as it was in the last part that was waited for."""
 
-    def __init__(self, program: Program, is_interrupted: Callable[[], bool]):
-        self._program, self._is_interrupted = program, is_interrupted
+    def __init__(
+        self, program: Program, is_interrupted: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None
+    ):
+        """`meanwhile` is called while a part is under way that will be waited for."""
+        self._program, self._is_interrupted, self._meanwhile = program, is_interrupted, meanwhile
         self._update_s: float | None = None
+        self._began = time.perf_counter()  # with the last chunk
 
     def updates(self, run: Run, counted: Metrics, num_updates: int) -> tuple[Run, Metrics, int]:
         """As `Program.updates`; gives how many were made too, which are fewer where it was interrupted. The last part is
         not waited for: what comes next is dispatched meanwhile. All processes must call it at the same place.
         """
         made, looked = 0, time.perf_counter()
+        if looked - self._began > _LATE * PART_S and jax.process_count() == 1:
+            self._update_s = None  # the last chunk was to take less, and was not waited for: updates may be slower now
+        self._began = looked
         while True:
             fit = 1 if self._update_s is None else max(1, round(PART_S / self._update_s))
             part, began = min(fit, num_updates - made), time.perf_counter()
@@ -37,6 +45,7 @@ class Pace:
             made += part
             if made == num_updates:
                 return run, counted, made
+            self._meanwhile()
             jax.block_until_ready(counted)
             now = time.perf_counter()
             # By one clock: all processes make the same parts.

@@ -1,5 +1,5 @@
-"""The compiled programs of a pack: init, chunk, evaluate. Each is compiled once, ahead of time. Where environments run on the host,
-`rlexp.training.host` makes the same three of Python and a compiled half.
+"""The compiled programs of a pack: begin, updates, evaluate. Each is compiled once, ahead of time. Where environments run on the
+host, `rlexp.training.host` makes the same three of Python and a compiled half.
 
 Every argument and result has the members as its first axis. Members differ in data only: seed, hyperparameters and
 other traced settings.

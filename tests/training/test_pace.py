@@ -49,7 +49,7 @@ def stopped_by(stop, num_updates):
 
 @pytest.mark.parametrize(
     ("seeds", "num_devices", "minutes"),
-    [((5,), 1, 1e-9), ((5,), 4, 10), ((5, 7), 1, 10)],
+    [((5,), 1, 1e-9), pytest.param((5,), 4, 10, marks=pytest.mark.slow), ((5, 7), 1, 10)],
     ids=["saved all the time", "4", "pack"],
 )
 def test_cut_within_chunks_and_resumed_it_is_the_undisturbed_run(
@@ -72,6 +72,20 @@ def test_cut_within_chunks_and_resumed_it_is_the_undisturbed_run(
     for seed, one, theirs in zip(seeds, cut, whole, strict=True):
         assert without_clock(rows(tmp_path / f"{seed}")) == without_clock(rows(tmp_path / f"whole/{seed}"))
         assert one["agent_steps"] == theirs["agent_steps"] < 1536
+
+
+def test_stopped_before_it_could_go_on_nothing_is_forgotten(each_update, tmp_path):
+    """By a second signal while it compiles; and with no more to train than there was."""
+    stop = Stop()
+    (cut,) = train(tmp_path, *SLOW, stop=stop, change=stopped_by(stop, 3))
+    resume, stop.reason = Resume(tmp_path / "0", "all"), "SIGTERM"
+    (again,) = train(tmp_path, *SLOW, stop=stop, resume=resume)
+    assert (again["status"], again["env_steps"], again["agent_steps"]) == ("stopped", 384, cut["agent_steps"])
+    (less,) = train(tmp_path, *SLOW, "total_env_steps=384", resume=resume)
+    (whole,) = train(tmp_path / "whole", *SLOW, "total_env_steps=384")
+    assert (less["status"], less["agent_steps"]) == ("finished", cut["agent_steps"])
+    assert [row["env_steps"] for row in rows(tmp_path / "0")] == [0, 384]
+    assert less["objective"] == whole["objective"]
 
 
 def test_what_is_not_sound_when_it_is_cut_is_told_and_not_saved(each_update, tmp_path):
@@ -104,11 +118,17 @@ def test_a_part_is_about_a_second_and_the_last_is_not_waited_for(monkeypatch):
         return False
 
     run = Run((), (), {})
-    paced = pace.Pace(program.Program(*(None,) * 6)._replace(updates=updates), is_interrupted)  # type: ignore[arg-type]
+    reported = []
+    compiled = program.Program(*(None,) * 6)._replace(updates=updates)
+    paced = pace.Pace(compiled, is_interrupted, lambda: reported.append(sum(made)))  # type: ignore[arg-type]
     assert paced.updates(run, {}, 250)[2] == 250
     assert made == [1, 33, 100, 100, 16] and asked == [1.36, 2.36]
     assert paced.updates(run, {}, 90)[2] == 90
     assert made[5:] == [90] and len(asked) == 2
+    assert reported == [1, 34, 134, 234]  # while parts are under way that are waited for
+    clock[0] += 10.0  # it took longer than was thought
+    assert paced.updates(run, {}, 90)[2] == 90
+    assert made[6:] == [1, 89]
 
 
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -128,8 +148,12 @@ def test_what_was_counted_is_the_same_after_json(sums, counts):
     for name, mean in counted.items():
         assert [x.tobytes() for x in mean] == [x.tobytes() for x in again[name]]
         assert [x.dtype for x in mean] == [x.dtype for x in again[name]]
-    assert metrics.from_json(None, nothing) is nothing
-    assert metrics.from_json([{"other": [0, 0]}] * 3, nothing) is nothing
+    assert metrics.from_json(None, nothing) == nothing
+    assert metrics.from_json([{"other": [0, 0]}] * 3, nothing) == nothing
+    assert (
+        metrics.from_json([one | {"c": [0, 0]} for one in metrics.as_json({"a": counted["a"]})], nothing)["b"]
+        is nothing["b"]
+    )
 
 
 def test_the_program_is_traced_once(monkeypatch):
