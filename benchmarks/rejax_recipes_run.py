@@ -11,28 +11,19 @@ from importlib import metadata
 import jax
 import rejax
 
+_CARTPOLE = {
+    "agent_kwargs": {"activation": "tanh"},
+    "num_envs": 5,
+    "num_steps": 100,
+    "num_epochs": 5,
+    "num_minibatches": 5,
+    "learning_rate": 0.00075,
+    "max_grad_norm": 0.5,
+    "ent_coef": 0.01,
+}
 OWN = {
-    "CartPole-v1": {
-        "agent_kwargs": {"activation": "tanh"},
-        "num_envs": 5,
-        "num_steps": 100,
-        "num_epochs": 5,
-        "num_minibatches": 5,
-        "learning_rate": 0.00075,
-        "max_grad_norm": 0.5,
-        "ent_coef": 0.01,
-    },
-    "Acrobot-v1": {
-        "agent_kwargs": {"activation": "tanh"},
-        "num_envs": 5,
-        "num_steps": 100,
-        "num_epochs": 5,
-        "num_minibatches": 5,
-        "learning_rate": 0.00075,
-        "max_grad_norm": 0.5,
-        "ent_coef": 0.01,
-        "normalize_observations": True,
-    },
+    "CartPole-v1": _CARTPOLE,
+    "Acrobot-v1": _CARTPOLE | {"normalize_observations": True},
     "MountainCar-v0": {
         "agent_kwargs": {"activation": "tanh"},
         "num_envs": 10,

@@ -25,7 +25,7 @@ class Pace:
     def __init__(
         self, program: Program, is_interrupted: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None
     ):
-        """`meanwhile` is called while a part is under way that will be waited for."""
+        """`meanwhile` is called while a part of a long chunk is under way that will be waited for."""
         self._program, self._is_interrupted, self._meanwhile = program, is_interrupted, meanwhile
         self._update_s: float | None = None
         self._began = time.perf_counter()  # with the last chunk
@@ -34,7 +34,7 @@ class Pace:
         """As `Program.updates`; gives how many were made too, which are fewer where it was interrupted. The last part is
         not waited for: what comes next is dispatched meanwhile. All processes must call it at the same place.
         """
-        made, looked = 0, time.perf_counter()
+        made, is_long, looked = 0, False, time.perf_counter()
         if looked - self._began > _LATE * PART_S and jax.process_count() == 1:
             self._update_s = None  # the last chunk was to take less, and was not waited for: updates may be slower now
         self._began = looked
@@ -45,13 +45,14 @@ class Pace:
             made += part
             if made == num_updates:
                 return run, counted, made
-            self._meanwhile()
+            if is_long:  # else the next part would wait for it
+                self._meanwhile()
             jax.block_until_ready(counted)
             now = time.perf_counter()
             # By one clock: all processes make the same parts.
             update_s, since = map(float, distributed.of_the_lead(np.array([(now - began) / part, now - looked])))
             self._update_s = update_s
             if since >= PART_S:
-                looked = now
+                is_long, looked = True, now
                 if distributed.any_of(self._is_interrupted())[0]:
                     return run, counted, made

@@ -204,7 +204,7 @@ def test_a_line_has_the_time_of_its_own_chunk(trained):
 
         def finish(self):
             if self._waiting is not None:
-                reported.append(self._waiting.update)
+                reported.append(self._waiting[0].update)
             self._waiting = None
 
     run, counted = compiled.chunk(compiled.init(), 1)

@@ -294,10 +294,10 @@ def test_who_has_left_a_pack_that_fails_then_has_not_failed(undisturbed, program
     pack_of(tmp_path, **REFILLED)
     save = Saves.save
 
-    def full(self: Saves, update: int, run: Any) -> None:
+    def full(self: Saves, update: int, *others: Any) -> None:
         if update == 2:  # at the rung
             raise OSError(28, "No space left on device")
-        save(self, update, run)
+        save(self, update, *others)
 
     monkeypatch.setattr(Saves, "save", full)
     assert go_on(tmp_path, programs, **REFILLED) == ends(undisturbed)
