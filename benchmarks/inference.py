@@ -1,4 +1,7 @@
-"""The inference server against a bare echo server with the same messages, and what SEED and IMPALA send for a step."""
+"""The inference server against a bare echo server with the same messages, and what SEED and IMPALA send for a step.
+
+A third side, a bare policy, is what lies between: nothing but gRPC and the policy, in the loop that ours has.
+"""
 
 import json
 import sys
@@ -27,7 +30,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         for num_workers in WORKERS[:2] if quick else WORKERS:
             work = dict(num_workers=num_workers, num_envs=num_envs, shape=shape, dtype=dtype, seconds=seconds)
             say(f" {name}, {num_workers} workers with {num_envs} environments each")
-            sides = {side: _side(work, side) for side in ("rlexp", "echo")}
+            sides = {side: _side(work, side) for side in ("rlexp", "bare policy", "echo")}
             samples[f"{name}, {num_workers}"] = alternate(sides, rounds=rounds, say=say)
         results[name] = _rates(name, {k: v for k, v in samples.items() if k.startswith(name)})
     results["bytes"] = _bytes(NETWORKS[:1] if quick else NETWORKS)
@@ -64,6 +67,8 @@ def _rates(name: str, samples: dict[str, dict[str, list[Sample]]]) -> dict[str, 
         verdicts.append(
             verdict(f"{what} workers, requests of rlexp / echo", of_echo.of_medians, ECHO_BOUND, at_least=True)
         )
+        bare = ratio(sides["bare policy"], sides["echo"], "requests")
+        verdicts.append(f"  of a bare policy: {bare.of_medians:.2f}")
         sizes = sides["rlexp"][-1]["batch_sizes"]
         total = sum(sizes.values()) or 1
         verdicts.append(
@@ -72,6 +77,7 @@ def _rates(name: str, samples: dict[str, dict[str, list[Sample]]]) -> dict[str, 
         results[what] = {
             "sides": {s: {k: spread(f, k)._asdict() for k in f[0] if k != "batch_sizes"} for s, f in sides.items()},
             "rlexp / echo": of_echo._asdict(),
+            "bare policy / echo": bare._asdict(),
             "batch_sizes": sizes,
         }
     print(table(f"{name}, a 64x64 policy", ["", "requests/s", "env steps/s", "p50 ms", "p99 ms"], rows))

@@ -171,7 +171,7 @@ def build(
         on_host=on_host,
         env_of=env_of,
         source_of=source_of,
-        hp=_hyperparameters(config, modules, total_updates),
+        hp=_hyperparameters(config, modules, env.spec, total_updates),
         settings=settings,
         shared=own,
         num_shards=num_shards,
@@ -189,7 +189,7 @@ def alike(lead: Experiment, node: Mapping[str, Any], parsed: tuple[Config, dict[
       parsed: what `parse` made of the node.
     """
     config, modules = parsed
-    own = _hyperparameters(config, modules, lead.total_updates)
+    own = _hyperparameters(config, modules, lead.spec, lead.total_updates)
     return lead._replace(config=config, node=dict(node), modules=modules, hp=own, settings=_settings(config))
 
 
@@ -197,9 +197,17 @@ def _settings(config: Config) -> Settings:
     return Settings(_traced(config.env, "params", "env"), _traced(config.algo.source, "hp", "algo.source"))
 
 
-def _hyperparameters(config: Config, modules: Mapping[str, str], total_updates: int) -> dict[str, float]:
+def _hyperparameters(config: Config, modules: Mapping[str, str], spec: EnvSpec, total_updates: int) -> dict[str, float]:
     """Raises ConfigError where they cannot be scaled as they are to be."""
-    hp = {f.name: float(getattr(config.algo.hp, f.name)) for f in dataclasses.fields(config.algo.hp)}
+    given = {f.name: getattr(config.algo.hp, f.name) for f in dataclasses.fields(config.algo.hp)}
+    if left_open := [name for name, value in given.items() if value is None]:
+        usual = getattr(load_module(modules["algo"], "algo"), "usual_hp", lambda spec: {})(spec)
+        if missing := [name for name in left_open if name not in usual]:
+            raise ConfigError(
+                f"algo.hp.{missing[0]}: null is not allowed; expected a number, since {modules['algo']} says of none what is usual"
+            )
+        given |= {name: usual[name] for name in left_open}
+    hp = {name: float(value) for name, value in given.items()}
     if "lr_scaling" in _fields(config.algo):
         missing = [name for name in ("num_envs", "base_num_envs") if name not in _fields(config.algo)]
         if missing := [*missing, *(() if "lr" in hp else ("hp.lr",))]:

@@ -41,7 +41,8 @@ class Algo(Module, Protocol):
 
     A module may say what it can learn from, as `LEARNS_FROM = {word of GIVES: a source= that gives it}`, the usual one first; one
     that says nothing is taken with any source. And as `at_start(config)` which of its `hp` are read when a run begins and never
-    again, `{name: the setting with which it is}`: a population cannot change these.
+    again, `{name: the setting with which it is}`: a population cannot change these. And as `usual_hp(spec)` the values of those of
+    its `hp` that may be null, which stands for what is usual with such an environment.
     """
 
     def make(self, config: Any, *, spec: Any, torso_of: Any, dtype: Any, num_shards: int) -> Any: ...
@@ -130,7 +131,7 @@ KINDS: dict[str, type] = {
 
 
 def _numbers(value: Any) -> Any:
-    if not dataclasses.is_dataclass(value) or not all(isinstance(x, int | float) for x in vars(value).values()):
+    if not dataclasses.is_dataclass(value) or not all(isinstance(x, int | float | None) for x in vars(value).values()):
         raise ValueError("a schema of numbers")
     return value
 

@@ -13,10 +13,20 @@ from rlexp.config import ConfigError, TwoValues, nearest_divisor
 from rlexp.networks import normaliser
 from rlexp.ops.distributions import masked
 from rlexp.ops.shuffle import minibatches
-from rlexp.types import Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree, Trajectory
+from rlexp.types import Continuous, Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree, Trajectory
 
 # LEARNS_FROM (`rlexp.kinds.Algo`) of those that are on policy, whose transitions are new, each once.
 PLAYED = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
+
+
+def usual_hp(spec: EnvSpec) -> dict[str, float]:
+    """Of `rlexp.kinds.Algo`, for those with a bonus for entropy: none where actions are continuous.
+
+    A Gaussian's entropy has no bound: a bonus widens it for as long as the return does not fall by more (Andrychowicz et al. 2021,
+    arXiv:2006.05990, who found hardly any use in one there).
+    """
+    return {"entropy_coef": 0.0 if isinstance(spec.action, Continuous) else 0.01}
+
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 

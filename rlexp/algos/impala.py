@@ -29,6 +29,7 @@ from rlexp.ops.vtrace import vtrace
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
 LEARNS_FROM = common.PLAYED
+usual_hp = common.usual_hp
 
 
 @schema
@@ -47,8 +48,8 @@ class Hp:
     """Clips the ratio that carries a temporal difference to earlier steps."""
     rho_bar_pg: Positive
     """Clips the ratio of the policy gradient."""
-    entropy_coef: NonNegative
-    """Weight of the entropy bonus."""
+    entropy_coef: NonNegative | None
+    """Weight of the entropy bonus. null: 0.01 with discrete actions, 0 with continuous ones."""
     value_coef: NonNegative
     """Weight of the value loss."""
     max_grad_norm: Positive

@@ -29,6 +29,7 @@ from rlexp.ops.scan import scan
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
 
 LEARNS_FROM = common.PLAYED
+usual_hp = common.usual_hp
 
 
 @schema
@@ -43,8 +44,8 @@ class Hp:
     """Lambda of the advantage estimator."""
     clip_eps: Positive
     """Clip range of the probability ratio, and of the value where clip_value is set."""
-    entropy_coef: NonNegative
-    """Weight of the entropy bonus."""
+    entropy_coef: NonNegative | None
+    """Weight of the entropy bonus. null: 0.01 with discrete actions, 0 with continuous ones."""
     value_coef: NonNegative
     """Weight of the value loss."""
     max_grad_norm: Positive

@@ -8,7 +8,7 @@ from support import REPOSITORY
 
 from benchmarks import inference
 
-RATES = {"rlexp": 700.0, "echo": 1000.0}
+RATES = {"rlexp": 700.0, "bare policy": 800.0, "echo": 1000.0}
 
 
 def test_sides_bars_and_results(monkeypatch, tmp_path, capsys):
@@ -24,6 +24,8 @@ def test_sides_bars_and_results(monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out
     results = json.loads((tmp_path / "inference.json").read_text())["results"]
     assert results["CartPole"]["CartPole, 2"]["rlexp / echo"]["of_medians"] == 0.7
+    assert results["CartPole"]["CartPole, 2"]["bare policy / echo"]["of_medians"] == 0.8
+    assert printed.count("of a bare policy: 0.80") == 4
     assert printed.count("requests of rlexp / echo: 0.7; at least 0.6: yes") == 4
     assert "environments acted for at once: 16: 75%, 32: 25%" in printed
     rows = results["bytes"]

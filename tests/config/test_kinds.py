@@ -156,6 +156,33 @@ def test_hyperparameters_are_numbers(module):
     assert line.startswith("algo.hp: ") and line.endswith("is not allowed; expected a schema of numbers")
 
 
+@pytest.mark.parametrize(
+    ("env", "more", "coefficient"),
+    [
+        ("gymnax/cartpole", [], 0.01),
+        ("gymnax/pendulum", [], 0.0),
+        ("gymnax/pendulum", ["algo=impala"], 0.0),
+        ("gymnax/pendulum", ["algo.hp.entropy_coef=0.5"], 0.5),
+        ("gymnax/cartpole", ["algo.hp.entropy_coef=0"], 0.0),
+    ],
+)
+def test_a_bonus_for_entropy_that_nobody_gives_is_of_the_actions(env, more, coefficient):
+    lead = experiment.build(compose.compose_node([f"env={env}", "logger=quiet", "shards=1", *more])[0])
+    assert lead.hp["entropy_coef"] == coefficient
+    assert experiment.alike(lead, lead.node, (lead.config, lead.modules)).hp == lead.hp
+
+
+def test_a_number_that_nobody_gives_has_to_be_known(module, monkeypatch):
+    given = node()
+    name = module("rlexp.algos.ppo")
+    monkeypatch.delattr(sys.modules[name], "usual_hp")
+    with pytest.raises(ConfigError) as error:
+        experiment.build(given | {"algo": {**given["algo"], "module": name}})
+    assert str(error.value) == (
+        f"algo.hp.entropy_coef: null is not allowed; expected a number, since {name} says of none what is usual"
+    )
+
+
 def test_no_learning_rate_is_demanded_but_where_it_is_scaled(module, monkeypatch):
     """tests/training/test_clock.py trains such an algorithm."""
     for name in ("Data", "Imitate"):
