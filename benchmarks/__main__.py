@@ -40,7 +40,7 @@ from benchmarks import (
 )
 from benchmarks.measure import BENCH, Failed
 
-# part -> (what measures it, rounds). Rejax's, batch's and sources' rounds are also their eight seeds; lag has its own.
+# part -> (what measures it, rounds). Rejax's, batch's and sources' rounds are also their seeds; lag has its own.
 PARTS = {
     "rejax": (rejax.measure, 8),
     "overhead": (overhead.measure, 5),
@@ -54,6 +54,7 @@ PARTS = {
     "halving": (halving.measure, 5),
     "schedules": (schedules.measure, 10),
     "batch": (batch.measure, 8),
+    "batch_wide": (batch.measure_wide, 5),
     "driving": (driving.measure, 5),
     "replay": (replay.measure, 5),
     "rejax_replay": (rejax.measure_replay, 5),

@@ -1,4 +1,4 @@
-"""What a larger batch does to learning: PPO on CartPole with more environments, at the same number of environment steps.
+"""What a larger batch does to learning: PPO with more environments, at the same number of environment steps.
 
 No clock here: returns, KL and clip fraction over packed seeds. A round is a seed.
 """
@@ -13,6 +13,7 @@ from benchmarks.work import packed
 
 NUM_EPISODES = 128
 KL, CLIPPED = "loss/approx_kl", "loss/clip_fraction"
+KEYS = ("return_mean", "kl", "clip_fraction")
 
 # name -> overrides beside algo.num_envs; the defaults are made for 4 environments
 SCALINGS = {
@@ -24,36 +25,94 @@ SCALINGS = {
 }
 
 
+# Of 256 environments and 2,048: a task that is learnt in a minute of each of two suites, and what the rules begin from.
+WIDE = {
+    "CartPole": [
+        "env=gymnax/cartpole",
+        "total_env_steps=1_000_000",
+        "algo.hp.lr=1e-3",
+    ],
+    "CartpoleSwingup": [
+        "env=playground/cartpole_swingup",
+        "total_env_steps=2_000_000",
+        "algo.normalize_observations=true",
+        "algo.clip_value=false",
+        "algo.action_bounds=squash",
+        "algo.hp.lr=1e-3",
+        "algo.hp.entropy_coef=0.01",
+        "algo.hp.reward_scale=0.1",
+        "algo.hp.max_grad_norm=1",
+    ],
+}
+OF_ALL = ["algo.num_steps=32", "algo.num_epochs=4", "algo.num_minibatches=4", "algo.base_num_envs=256"]
+
+
 def settings(quick: bool) -> dict[str, list[str]]:
     """{name: overrides}."""
     found = {"4 environments": ["algo.num_envs=4"]}
     for num_envs in (32,) if quick else (32, 256):
-        for name, more in SCALINGS.items():
-            found[f"{num_envs} environments, {name} scaled"] = [f"algo.num_envs={num_envs}", *more]
+        found |= _scaled(num_envs)
     return found
 
 
+def wide_settings(quick: bool) -> dict[str, list[str]]:
+    """{name: overrides}, of each task."""
+    base, scaled = ["algo.num_envs=256"], _scaled(2048)
+    more = {f"{name}, bf16": [*overrides, "precision=bf16"] for name, overrides in scaled.items() if "lr" in name}
+    found = {"256 environments": base, "256 environments, bf16": [*base, "precision=bf16"]} | scaled | more
+    return dict(list(found.items())[:1]) if quick else found
+
+
+def _scaled(num_envs: int) -> dict[str, list[str]]:
+    return {
+        f"{num_envs:,} environments, {name} scaled": [f"algo.num_envs={num_envs}", *more]
+        for name, more in SCALINGS.items()
+    }
+
+
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
+    """From 4 environments of CartPole on, with the defaults."""
+    samples = _measured("CartPole", settings(quick), [], rounds=rounds, quick=quick, say=say)
+    write(out / "batch.json", settings=settings(quick), samples=samples, results=_results(samples))
+
+
+def measure_wide(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
+    """From 256 environments to 2,048, in two suites. What is measured is written after each task."""
+    samples: dict[str, Any] = {}
+    given = wide_settings(quick)
+    for task, overrides in WIDE.items():
+        samples[task] = _measured(task, given, [*OF_ALL, *overrides], rounds=rounds, quick=quick, say=say)
+        results = {name: _results(of_task) for name, of_task in samples.items()}
+        told = {"tasks": WIDE, "of all": OF_ALL, "settings": given}
+        write(out / "batch_wide.json", settings=told, samples=samples, results=results)
+
+
+def _measured(
+    task: str, given: dict[str, list[str]], common: list[str], *, rounds: int, quick: bool, say: Say
+) -> dict[str, Any]:
     """Each setting is one pack of seeds."""
     samples = {}
-    for name, overrides in settings(quick).items():
+    for name, overrides in given.items():
         length = ["total_env_steps=10_000"] if quick else []
-        samples[name] = _train([*overrides, *length], num_seeds=rounds)
-        say(f"  {name}: return {spread(samples[name], 'return_mean').median:.1f}")
-    keys = ("return_mean", "kl", "clip_fraction")
+        samples[name] = _train([*common, *overrides, *length], num_seeds=rounds)
+        say(f"  {task}, {name}: return {spread(samples[name], 'return_mean').median:.1f}")
     rows = [
-        [name, *(x for key in keys for x in (spread(found, key).median, spread(found, key).low))]
+        [name, *(x for key in KEYS for x in (spread(found, key).median, spread(found, key).low))]
         for name, found in samples.items()
     ]
     head = ["", "return", "worst seed", "KL", "least", "clipped", "least"]
-    print(table(f"Medians over {rounds} seeds; KL and clip fraction are means over the training", head, rows))
-    results = {name: {key: spread(found, key)._asdict() for key in keys} for name, found in samples.items()}
-    write(out / "batch.json", settings=settings(quick), samples=samples, results=results)
+    title = f"{task}, medians over {rounds} seeds; KL and clip fraction are means over the training"
+    print(table(title, head, rows))
+    return samples
+
+
+def _results(samples: dict[str, Any]) -> dict[str, Any]:
+    return {name: {key: spread(found, key)._asdict() for key in KEYS} for name, found in samples.items()}
 
 
 def _train(overrides: list[str], *, num_seeds: int) -> list[dict[str, Any]]:
     common = ["logger=quiet", "checkpoint=off", "eval.mode=sampled", f"eval.num_episodes={NUM_EPISODES}"]
-    common += ["eval.every_env_steps=null", "logger.every_env_steps=50_000"]
+    common += ["eval.every_env_steps=null", "eval.at_start=false", "logger.every_env_steps=50_000"]
     folder = BENCH / "runs" / "batch"
     summaries = packed([*common, *overrides], range(num_seeds), folder)
     found = []

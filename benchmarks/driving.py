@@ -27,11 +27,13 @@ from rlexp.overrides import quoted
 from rlexp.sources.rollout import clip_action
 from rlexp.types import TimeStep
 
-STEPS, EPISODES = 2_000_000, 512
+STEPS, EPISODES = 3_000_000, 512
 SEEN, UNSEEN = 100_000, 10_000  # layouts
 METRICS = ("accuracy", "collision", "off_road", "run_red_light", "progress_ratio", "score")
 PUBLISHED = 0.974  # V-Max's accuracy, on recorded traffic (Charraut et al. 2025): an aim, not a peer
 ORDER = ("random", "constant_speed", "idm", "agent")  # the worst first
+DRIVERS = (*ORDER, "expert")
+EXPERT = 0.99  # its accuracy, which says that the layouts can be driven
 
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
@@ -39,7 +41,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     steps, episodes = (20_480, 16) if quick else (STEPS, EPISODES)
     common = [f"total_env_steps={steps}", f"env.layouts={SEEN}", "logger=quiet", "eval.every_env_steps=null"]
     common += ["experiment=driving/ppo", quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))]
-    samples: dict[str, list[Sample]] = {name: [] for name in ORDER}
+    samples: dict[str, list[Sample]] = {name: [] for name in DRIVERS}
     players: dict[str, Callable] = {}
     for seed in range(rounds):
         where = BENCH / "runs" / "driving" / str(seed)
@@ -49,18 +51,19 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         agent = rlexp.load(where)
         players = players or _players(agent, episodes)
         policy = agent.algorithm.policy(agent.state, False)
-        for name in ORDER:
+        for name in DRIVERS:
             ended, told = jax.device_get(players[name](policy, jax.random.key(seed)))
             assert ended.all()
             sample = {key: float(x) for key, x in told.items()}
             samples[name].append(sample | ({"seconds": seconds} if name == "agent" else {}))
             say(f"  seed {seed}, {name}: accuracy {sample['accuracy']:.3f}, score {sample['score']:.3f}")
     results = {name: {key: _interval([x[key] for x in found]) for key in METRICS} for name, found in samples.items()}
-    rows = [[name, *(_shown(results[name][key]) for key in METRICS)] for name in ORDER]
+    rows = [[name, *(_shown(results[name][key]) for key in METRICS)] for name in DRIVERS]
     print(table(f"{rounds} seeds of {episodes} episodes; PPO for {steps:,} steps", ["driver", *METRICS], rows))
     ordered = [results[name]["accuracy"]["mean"] for name in ORDER]
     rises = sum(a < b for a, b in itertools.pairwise(ordered)) / (len(ORDER) - 1)
     print(verdict("of random < constant speed < idm < agent, in accuracy, share that holds", rises, 1.0, at_least=True))
+    print(verdict("the expert's accuracy", results["expert"]["accuracy"]["mean"], EXPERT, at_least=True))
     print(verdict("the agent's accuracy beside V-Max's on recorded traffic", ordered[-1], PUBLISHED, at_least=True))
     write(
         out / "driving.json",
@@ -93,6 +96,7 @@ def _players(agent: Agent, episodes: int) -> dict[str, Callable[[Any, jax.Array]
         "constant_speed": _player(free, by_rule(drivers.constant_speed), episodes),
         "idm": _player(free, by_rule(drivers.idm), episodes),
         "agent": _player(held, trained, episodes),
+        "expert": _player(free, by_rule(drivers.expert), episodes),
     }
 
 

@@ -17,7 +17,7 @@ def test_intervals_are_students():
 
 @pytest.mark.parametrize(("of_agent", "expected"), [(0.9, "yes"), (0.7, "NO")])
 def test_drivers_are_held_against_each_other(of_agent, expected, monkeypatch, tmp_path, capsys):
-    accuracy = dict(zip(driving.ORDER, (0.1, 0.5, 0.8, of_agent), strict=True))
+    accuracy = dict(zip(driving.DRIVERS, (0.1, 0.5, 0.8, of_agent, 0.995), strict=True))
 
     def player(name):
         return lambda policy, key: (np.ones((2,), bool), dict.fromkeys(driving.METRICS, accuracy[name]))
@@ -28,10 +28,11 @@ def test_drivers_are_held_against_each_other(of_agent, expected, monkeypatch, tm
 
     monkeypatch.setattr(driving, "run", lambda command, timeout_s: ("", 1.0))
     monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
-    monkeypatch.setattr(driving, "_players", lambda agent, episodes: {name: player(name) for name in driving.ORDER})
+    monkeypatch.setattr(driving, "_players", lambda agent, episodes: {name: player(name) for name in driving.DRIVERS})
     driving.measure(tmp_path, rounds=2, quick=False, say=lambda text: None)
     said = capsys.readouterr().out
     assert f"share that holds: {1.0 if expected == 'yes' else 2 / 3:.4g}; at least 1: {expected}" in said
+    assert "the expert's accuracy: 0.995; at least 0.99: yes" in said
     written = json.loads((tmp_path / "driving.json").read_text())
     assert written["results"]["agent"]["accuracy"]["mean"] == of_agent
-    assert [len(written["samples"][name]) for name in driving.ORDER] == [2, 2, 2, 2]
+    assert [len(written["samples"][name]) for name in driving.DRIVERS] == [2] * 5

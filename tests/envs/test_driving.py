@@ -269,9 +269,10 @@ def test_the_expert_drives_nearly_everywhere_and_the_less_one_looks_the_worse():
         of(random),
         of(lambda at, _: jax.vmap(drivers.constant_speed)(at)),
         of(lambda at, _: jax.vmap(drivers.idm)(at)),
+        of(lambda at, _: jax.vmap(drivers.expert)(at)),
     ]
     accuracy, score = ([x[name] for x in told] for name in ("accuracy", "score"))
-    assert accuracy[2] >= 0.99
-    assert accuracy[0] < 0.1 < accuracy[1] < 0.8
+    assert accuracy[3] >= 0.99
+    assert accuracy[0] < 0.1 < accuracy[1] < 0.8 < accuracy[2] < accuracy[3]
     assert score == sorted(score)
-    assert score[2] > 0.9
+    assert score[3] > 0.9

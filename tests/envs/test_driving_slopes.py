@@ -26,7 +26,7 @@ def paid(at: State, added: Any) -> Any:
     """What is paid to a driver by rule who does something beside the rule, step by step."""
 
     def step(before: State, extra: Any) -> tuple[State, Any]:
-        after = advance(before, drivers.idm(before) + extra)
+        after = advance(before, drivers.expert(before) + extra)
         told = rewards.terms(rewards.events(before, after), after)
         return after, sum(weight * told[name] for name, weight in WEIGHTS.items())
 

@@ -1,6 +1,6 @@
-"""Drivers by rule, to compare with: each gives the action in a state.
+"""Drivers by rule, to compare with: each gives the action in a state, and steers along the route.
 
-`idm` knows what the others on the road know: it is the expert. `constant_speed` keeps its speed and steers along the route.
+From the worst on: `constant_speed` looks at nobody, `idm` at who is ahead, and `expert` knows what the others on the road know.
 """
 
 import jax
@@ -13,10 +13,21 @@ from rlexp.envs.driving.state import State, route_acceleration
 from rlexp.envs.driving.vehicle import pure_pursuit
 
 
+def expert(state: State) -> Float[Array, " 2"]:
+    """Drives as the others do: follows who is ahead, gives way, stops at red lights, is slow enough for bends."""
+    return _behind(state, gives_way=True)
+
+
 def idm(state: State) -> Float[Array, " 2"]:
-    """Follows who is ahead, stops at lines that are closed, is slow enough for bends, and steers along the route."""
+    """The expert who gives way to nobody: the intelligent driver model knows the road ahead and its lights (Treiber et al. 2000,
+    arXiv:cond-mat/0002177)."""
+    return _behind(state, gives_way=False)
+
+
+def _behind(state: State, *, gives_way: bool) -> Float[Array, " 2"]:
     others = jnp.arange(1 + NUM_LANES * CARS) > 0
-    return jnp.stack([route_acceleration(state, state.view.station[0, 0], state.ego.speed, others), steering(state)])
+    own = state.view.station[0, 0], state.ego.speed
+    return jnp.stack([route_acceleration(state, *own, others, gives_way=gives_way), steering(state)])
 
 
 def constant_speed(state: State) -> Float[Array, " 2"]:

@@ -71,8 +71,10 @@ def advance(state: State, action: Float[Array, " 2"]) -> State:
     )
 
 
-def route_acceleration(state: State, station: Array, speed: Array, sees: Bool[Array, " V"]) -> Float[Array, ""]:
+def route_acceleration(
+    state: State, station: Array, speed: Array, sees: Bool[Array, " V"], *, gives_way: bool = True
+) -> Float[Array, ""]:
     """What IDM does on the route."""
     one = jnp.ones((1,))
     driver = Drivers(jnp.zeros((1,), jnp.int32), station[None], speed[None], one, sees[None])
-    return traffic.accelerations(state.scenario, state.view, driver, state.time)[0]
+    return traffic.accelerations(state.scenario, state.view, driver, state.time, gives_way=gives_way)[0]

@@ -100,8 +100,11 @@ def closed(scenario: Scenario, view: Seen, time: Float[Array, ""]) -> Bool[Array
     return (colour(scenario, time) > 0) | ((scenario.light == NO_LIGHT) & _taken(scenario, view))
 
 
-def accelerations(scenario: Scenario, view: Seen, drivers: Drivers, time: Float[Array, ""]) -> Float[Array, " D"]:
-    """What IDM does behind whoever is nearest in the way, and before a closed line."""
+def accelerations(
+    scenario: Scenario, view: Seen, drivers: Drivers, time: Float[Array, ""], *, gives_way: bool = True
+) -> Float[Array, " D"]:
+    """What IDM does behind whoever is nearest in the way, and before a closed line; or before a light alone."""
+    shut = closed(scenario, view, time) if gives_way else colour(scenario, time) > 0
     length, width = SIZE
     cos, sin = jnp.cos(view.turned), jnp.sin(view.turned)
     long = (length * jnp.abs(cos) + width * jnp.abs(sin)) / 2
@@ -119,9 +122,7 @@ def accelerations(scenario: Scenario, view: Seen, drivers: Drivers, time: Float[
     speed = drivers.speed[:, None]
     following = slopes.least(idm(speed, desired[:, None], gap, leader_speed), 1)
     to_line = scenario.line[drivers.lane] - drivers.station - length / 2
-    stops = (
-        (to_line > 0) & (jnp.square(drivers.speed) < 2 * _STOPS * to_line) & closed(scenario, view, time)[drivers.lane]
-    )
+    stops = (to_line > 0) & (jnp.square(drivers.speed) < 2 * _STOPS * to_line) & shut[drivers.lane]
     stopping = idm(drivers.speed, desired, to_line, jnp.zeros_like(to_line))
     return jnp.where(stops, slopes.smaller(following, stopping), following)
 

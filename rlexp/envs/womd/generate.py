@@ -50,7 +50,7 @@ def _driver(kinds: tuple[Kind, ...]):
         )
 
     def step(state: State, _: None) -> tuple[State, tuple]:
-        return advance(state, drivers.idm(state)), seen(state)
+        return advance(state, drivers.expert(state)), seen(state)
 
     def drive(key: jax.Array, density: jax.Array, logged: jax.Array) -> Drive:
         first = begin(draw_start(key, kinds, density=density, logged=logged))
