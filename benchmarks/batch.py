@@ -34,7 +34,7 @@ WIDE = {
     ],
     "CartpoleSwingup": [
         "env=playground/cartpole_swingup",
-        "total_env_steps=2_000_000",
+        "total_env_steps=1_000_000",
         "algo.normalize_observations=true",
         "algo.clip_value=false",
         "algo.action_bounds=squash",
