@@ -83,7 +83,7 @@ def measure_wide(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     for task, overrides in WIDE.items():
         samples[task] = _measured(task, given, [*OF_ALL, *overrides], rounds=rounds, quick=quick, say=say)
         results = {name: _results(of_task) for name, of_task in samples.items()}
-        told = {"tasks": WIDE, "of all": OF_ALL, "settings": given}
+        told = {"tasks": {name: WIDE[name] for name in samples}, "of all": OF_ALL, "settings": given}
         write(out / "batch_wide.json", settings=told, samples=samples, results=results)
 
 
