@@ -168,6 +168,7 @@ def ours(task: Task, work: dict[str, Any]) -> list[str]:
         *(f"algo.{key}={value}" for key, value in same.items()),
         *(["algo.normalize_observations=true", "algo.action_bounds=squash", "algo.clip_value=false"] if bodies else []),
         "algo.anneal_lr=false",
+        "algo.hp.entropy_coef=0.01",  # theirs; ours would be none where actions are numbers
         f"total_env_steps={work['env_steps']}",
         "eval.num_episodes=1",
     ]
