@@ -115,7 +115,7 @@ def bare(*, num_workers: int, num_envs: int, shape: list[int], dtype: str, secon
     built, policy = _built(num_workers, num_envs, shape, dtype, "")
     layout = wire.rows_layout(num_envs, [(dtype, tuple(shape))], [])
     leaf = wire.rows(layout.leaves, 0).obs[0]
-    header = bytes(wire.actions_layout(num_envs, "int32", ()).num_bytes - 4 * num_envs)
+    actions_layout = wire.actions_layout(num_envs, "int32", ())
 
     @jax.jit
     def act(policy: Any, obs: jax.Array, key: jax.Array, number: Any) -> jax.Array:
@@ -136,7 +136,7 @@ def bare(*, num_workers: int, num_envs: int, shape: list[int], dtype: str, secon
         actions = np.asarray(act(policy, obs, key, np.int32(calls))).reshape(len(waiting), num_envs)
         for (_, answer), own in zip(waiting, actions, strict=True):
             if not answer.done():  # its client has gone
-                answer.set_result(header + own.tobytes())
+                answer.set_result(wire.pack(wire.Kind.ACTIONS, calls, actions_layout, [own]))
         waiting.clear()
 
     async def play(requests: Any, context: Any) -> None:

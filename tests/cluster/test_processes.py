@@ -89,9 +89,8 @@ def test_a_notice_on_one_host_makes_all_save_the_same_update(chunk, start, tmp_p
     assert "stopped by another process and saved" in processes.said(0)
     update, leaves = saved(run_dir)
     assert summary["env_steps"] == update * 64
-    behind = (
-        update - rows(run_dir)[-1]["env_steps"] // 64
-    )  # a chunk is cut where it takes over a second, as on a busy machine
+    # A chunk is cut where it takes over a second, as on a busy machine.
+    behind = update - rows(run_dir)[-1]["env_steps"] // 64
     assert 0 <= behind < 20 if chunk == "ends" else behind == update
     (step,) = (leaf for path, leaf in leaves.items() if path.endswith("['state']['step']"))
     assert step == update
