@@ -6,9 +6,11 @@ episodes with each driver, on layouts and starts of its own. Intervals are Stude
 
 import dataclasses
 import itertools
+import os
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from rlexp.sources.rollout import clip_action
 from rlexp.types import TimeStep
 
 STEPS, EPISODES = 3_000_000, 512
+TIMEOUT_S = 3 * 3600
 SEEN, UNSEEN = 100_000, 10_000  # layouts
 METRICS = ("accuracy", "collision", "off_road", "run_red_light", "progress_ratio", "score")
 PUBLISHED = 0.974  # V-Max's accuracy, on recorded traffic (Charraut et al. 2025): an aim, not a peer
@@ -43,12 +46,17 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     common += ["experiment=driving/ppo", quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))]
     samples: dict[str, list[Sample]] = {name: [] for name in DRIVERS}
     players: dict[str, Callable] = {}
-    for seed in range(rounds):
-        where = BENCH / "runs" / "driving" / str(seed)
+
+    def train(seed: int) -> float:
+        where = _place(seed)
         shutil.rmtree(where, ignore_errors=True)
         command = [sys.executable, "-m", "rlexp", *common, f"seed={seed}", quoted("hydra.run.dir", str(where))]
-        _, seconds = run(command, timeout_s=3000)
-        agent = rlexp.load(where)
+        return run(command, timeout_s=TIMEOUT_S)[1]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a training of this world keeps little more than a core busy
+        trainings = list(pool.map(train, range(rounds)))
+    for seed, seconds in enumerate(trainings):
+        agent = rlexp.load(_place(seed))
         players = players or _players(agent, episodes)
         policy = agent.algorithm.policy(agent.state, False)
         for name in DRIVERS:
@@ -71,6 +79,10 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         samples=samples,
         results=results,
     )
+
+
+def _place(seed: int) -> Path:
+    return BENCH / "runs" / "driving" / str(seed)
 
 
 def _players(agent: Agent, episodes: int) -> dict[str, Callable[[Any, jax.Array], tuple]]:
