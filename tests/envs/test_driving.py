@@ -29,7 +29,7 @@ def starts(num: int, kinds: tuple = scenario.KINDS, density: float = 1.0, logged
 def paid(before, action):
     after = state.advance(before, action)
     happened = rewards.events(before, after)
-    return observation.observe(after, 8), rewards.terms(happened, after), rewards.metrics(happened, after)
+    return observation.observe(after, 8, leader=True), rewards.terms(happened, after), rewards.metrics(happened, after)
 
 
 def elsewhere(at, angle, shift):
@@ -181,6 +181,35 @@ def test_cars_seen_are_the_nearest_and_in_order():
         expected = np.sort(distance[distance < 100])[:8]
         np.testing.assert_allclose(np.linalg.norm(shown[i, : len(expected), :2], axis=1) * 50, expected, rtol=1e-4)
         np.testing.assert_array_equal(shown[i, :, -1], np.arange(8) < len(expected))
+
+
+def test_the_leader_is_who_is_ahead_on_the_route_alone():
+    """One car, 7 m ahead with 3 m/s where the ego vehicle has 8; and behind it; and on the lane beside."""
+    at = ego_at(starts(16), speed=jnp.full((16,), 8.0))
+    lane, place = jnp.indices(at.cars.station.shape[1:])
+    length, width = SIZE
+
+    @jax.jit
+    def shown(lane_of_it, ahead):
+        is_it = (lane == lane_of_it) & (place == 1)
+        station = at.view.station[:, 0, 0, None, None] + ahead
+        cars = at.cars._replace(
+            station=jnp.where(is_it, station, at.cars.station),
+            speed=jnp.where(is_it, 3.0, at.cars.speed),
+            present=jnp.broadcast_to(is_it, at.cars.present.shape),
+        )
+        view = jax.vmap(traffic.seen)(at.scenario, at.ego, cars)
+        gap = view.station[:, 1:, 0] - view.station[:, :1, 0] - length
+        beside = jnp.abs(view.aside[:, 1:, 0]) > width
+        elsewhere = jnp.all(~is_it.ravel() | beside | (gap < 0), axis=1)
+        return jax.vmap(observation.of_leader)(at._replace(cars=cars, view=view)), elsewhere
+
+    expected = np.stack([np.ones(16), np.full(16, 10 / 17), np.full(16, 5 / 15), np.full(16, 5 / 7)], axis=1)
+    np.testing.assert_allclose(shown(0, length + 7.0)[0], expected, atol=0.03)
+    assert not np.asarray(shown(0, -length - 7.0)[0]).any()
+    # where the other lane leads away, or runs beside the route
+    told, elsewhere = map(np.asarray, shown(1, length + 7.0))
+    assert elsewhere.sum() > 4 and not told[elsewhere].any() and told[~elsewhere, 0].all()
 
 
 def test_a_scene_is_drawn_with_the_ego_vehicle_upright_in_the_middle_of_its_lane():

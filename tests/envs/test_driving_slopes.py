@@ -97,7 +97,11 @@ def slopes_of(at: State, kind: Any, action: Any, seed: Any) -> Any:
         for i, value in zip(varied, values, strict=True):
             own[i] = value
         after, happened = world.drive(CONFIG, jax.tree.unflatten(structure, own), action)
-        told = rewards.terms(happened, after), rewards.metrics(happened, after), observation.observe(after, 8)
+        told = (
+            rewards.terms(happened, after),
+            rewards.metrics(happened, after),
+            observation.observe(after, 8, leader=True),
+        )
         return [x for x in jax.tree.leaves((after, happened, told)) if jnp.issubdtype(x.dtype, jnp.floating)]
 
     out, back = jax.vjp(step, [leaves[i] for i in varied], action)

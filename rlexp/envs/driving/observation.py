@@ -12,14 +12,16 @@ from rlexp.envs.driving.geometry import Lane, at_station, turned, unit
 from rlexp.envs.driving.scenario import LANE_WIDTH, NO_LIGHT, NUM_LANES
 from rlexp.envs.driving.state import State
 from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE, SIZE, Ego
+from rlexp.ops import slopes
 
 ROUTE = (2.0, 5.0, 9.0, 14.0, 20.0, 28.0, 38.0, 50.0)  # m ahead of the ego vehicle's station, on the route
 LANES = (-10.0, 0.0, 10.0, 20.0)  # m ahead of the point of each lane that is nearest
 LENGTH, SPEED = 50.0, 15.0
 HORIZON = 100.0  # m: what is farther is not seen
+_NEAR = 10.0  # m
 
 
-def shapes(num_cars: int) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes(num_cars: int, *, leader: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
     """Of what is shown."""
     sizes = {
         "ego": (5,),
@@ -27,13 +29,14 @@ def shapes(num_cars: int) -> dict[str, jax.ShapeDtypeStruct]:
         "cars": (num_cars, 8),
         "lanes": (NUM_LANES * len(LANES), 5),
         "light": (5,),
-    }
+    } | ({"leader": (4,)} if leader else {})
     return {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
 
 
-def observe(state: State, num_cars: int) -> dict[str, Array]:
-    """The nearest `num_cars` cars, and the rest."""
-    return {
+def observe(state: State, num_cars: int, *, leader: bool = False) -> dict[str, Array]:
+    """The nearest `num_cars` cars, and the rest; with `leader` who is ahead on the route once more, in terms of that."""
+    more = {"leader": of_leader(state)} if leader else {}
+    return more | {
         "ego": of_ego(state),
         "route": of_route(state),
         "cars": of_cars(state, num_cars),
@@ -106,6 +109,20 @@ def of_cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
     distance = jnp.where(present, jnp.sum(jnp.square(place), axis=-1), jnp.inf)
     nearest = jax.lax.top_k(-distance, num_cars)[1]
     return told[nearest]
+
+
+def of_leader(state: State) -> Float[Array, " 4"]:
+    """Who is nearest ahead and in the way on the route: there is one; 10 m ÷ (10 m + gap); how fast the gap closes; and
+    1 s ÷ the time until it is closed, at most 1.
+
+    That is what IDM goes by. Among the cars it has no place of its own, and a gap of 5 m is a tenth there.
+    """
+    gap, closing, in_the_way = traffic.ahead(state.view)
+    nearest = jnp.argmin(jnp.where(in_the_way, gap, jnp.inf))
+    gap, closing = gap[nearest], closing[nearest]
+    soon = slopes.smaller(slopes.larger(closing, 0.0) / slopes.larger(gap, 0.1), 1.0)
+    told = jnp.stack([jnp.ones(()), _NEAR / (_NEAR + slopes.larger(gap, 0.0)), closing / SPEED, soon])
+    return jnp.where(in_the_way[nearest], told, 0.0)
 
 
 def of_light(state: State) -> Float[Array, " 5"]:

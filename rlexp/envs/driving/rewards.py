@@ -77,11 +77,8 @@ def events(before: State, after: State) -> Events:
     touches = jax.vmap(boxes_overlap, in_axes=(None, None, None, 0, 0, None))
     hits = present & touches(ego.position, ego.heading, size, cars.position, cars.heading, size)
     forwards = turned(cars.position - ego.position, -ego.heading)[:, 0]
-    length, width = SIZE
-    along, beside, angle, speeds, _ = jax.tree.map(lambda x: x[1:], after.view)
-    gap = along[:, 0] - after.view.station[0, 0] - length
-    closing = ego.speed - speeds * jnp.cos(angle[:, 0])
-    in_the_way = present & (gap > 0) & (jnp.abs(beside[:, 0]) < width) & (closing > 0.1)
+    length, _ = SIZE
+    gap, closing, in_the_way = traffic.ahead(after.view)
     edges = corners(ego.position, ego.heading, size)
     distance = jax.vmap(road_distance, in_axes=(0, None, None, None))(
         edges, scenario.lanes, scenario.exists, LANE_WIDTH / 2
@@ -100,7 +97,9 @@ def events(before: State, after: State) -> Events:
         aside=jnp.abs(after.view.aside[0, 0]),
         lateral=jnp.square(ego.speed) * jnp.abs(ego.curvature),
         yaw_rate=ego.speed * jnp.abs(ego.curvature),
-        time_to_collision=slopes.least(jnp.where(in_the_way, gap / slopes.larger(closing, 0.1), jnp.inf), 0),
+        time_to_collision=slopes.least(
+            jnp.where(in_the_way & (closing > 0.1), gap / slopes.larger(closing, 0.1), jnp.inf), 0
+        ),
     )
 
 

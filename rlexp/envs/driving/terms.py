@@ -61,6 +61,7 @@ FUNCTIONS: Functions = {
         "ego": lambda moment: observation.of_ego(moment.state),
         "route": lambda moment: observation.of_route(moment.state),
         "cars": _cars,
+        "leader": lambda moment: observation.of_leader(moment.state),
         "lanes": lambda moment: observation.of_lanes(moment.state),
         "light": lambda moment: observation.of_light(moment.state),
     },

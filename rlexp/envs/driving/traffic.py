@@ -74,6 +74,15 @@ def seen(scenario: Scenario, ego: Ego, cars: Cars) -> Seen:
     )
 
 
+def ahead(view: Seen) -> tuple[Float[Array, " C"], Float[Array, " C"], Bool[Array, " C"]]:
+    """Of the others [C] on the ego vehicle's route: the gap to each, m, how fast it closes, m/s, who is ahead and in the way."""
+    length, width = SIZE
+    others = jax.tree.map(lambda x: x[1:], view)
+    gap = others.station[:, 0] - view.station[0, 0] - length
+    closing = view.speed[0] - others.speed * jnp.cos(others.turned[:, 0])
+    return gap, closing, others.present & (gap > 0) & (jnp.abs(others.aside[:, 0]) < width)
+
+
 def colour(scenario: Scenario, time: Float[Array, ""]) -> Int[Array, " P"]:
     """Of each lane's light: 0 green, 1 yellow, 2 red; 0 where there is none."""
     half = GREEN + YELLOW + CLEARING

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlexp.config import ConfigError, Count, CountOrZero, Fraction, Host, Positive, Resets, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Flag, Fraction, Host, Positive, Resets, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.envs.driving import observation, rewards, terms
 from rlexp.envs.driving.draw import draw
@@ -50,6 +50,8 @@ class Config:
     null: they hold any."""
     observed_cars: Count
     """The nearest so many of the others are seen."""
+    observed_leader: Flag = False
+    """Who is ahead on the route is seen once more: how near, and how fast the gap closes."""
     layouts: Count | None
     """So many layouts there are, numbered; null: a new one for each episode."""
     first_layout: CountOrZero
@@ -75,23 +77,23 @@ def make(config: Config) -> Env:
         )
     if config.first_layout + (config.layouts or 0) > 2**31 - 1:
         raise ConfigError("env.first_layout: expected first_layout + layouts below 2^31")
-    num_cars = config.observed_cars
+    num_cars, leader = config.observed_cars, config.observed_leader
     bounds = np.asarray([MAX_ACCELERATION, MAX_CURVATURE], np.float32)
     spec = EnvSpec(
         f"driving/{kinds[0] if len(kinds) == 1 else 'mixed'}",
-        observation.shapes(num_cars),
+        observation.shapes(num_cars, leader=leader),
         Continuous((2,), -bounds, bounds),
         config.max_episode_steps,
     )
 
     def reset(key: Key, params: PyTree) -> tuple[State, PyTree]:
         state = start(config, key, params)
-        return state, observation.observe(state, num_cars)
+        return state, observation.observe(state, num_cars, leader=leader)
 
     def step(key: Key, state: State, action: jax.Array, params: PyTree) -> Transition:
         del key
         after, happened = drive(config, state, action)
-        return rewards.transition(happened, after, observation.observe(after, num_cars), params)
+        return rewards.transition(happened, after, observation.observe(after, num_cars, leader=leader), params)
 
     return episodic(
         spec, reset, step, params=dataclasses.asdict(config.params), resets=config.resets, draw=lambda s, _: draw(s)
