@@ -17,7 +17,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import ConfigError
 from rlexp.envs.base import HostEnv, Opened
 from rlexp.machine.stop import Stop
-from rlexp.sources import actors
+from rlexp.sources import actors, host
 from rlexp.sources.base import is_host
 from rlexp.sources.host import on_those_who_act
 from rlexp.training import program
@@ -33,16 +33,16 @@ def nothing_is_left():
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("actor-")] == []
 
 
-def step_counter(before_step: Any = lambda: None) -> HostEnv:
+def step_counter(before_step: Any = lambda: None, dtype: Any = np.float32) -> HostEnv:
     """Each environment shows how often it was stepped; `before_step` may take its time."""
-    spec = EnvSpec("Steps", jax.ShapeDtypeStruct((), np.float32), Discrete(2), 1000)
+    spec = EnvSpec("Steps", jax.ShapeDtypeStruct((), dtype), Discrete(2), 1000)
 
     def open(num_envs: int) -> Opened:
         ones, no = np.ones(num_envs, np.float32), np.zeros(num_envs, bool)
         count = 0
 
         def shown(first: Any) -> TimeStep:
-            return TimeStep(np.full(num_envs, count, np.float32), ones, ones, first, no)
+            return TimeStep(np.full(num_envs, count, dtype), ones, ones, first, no)
 
         def step(action: Any) -> TimeStep:
             nonlocal count
@@ -113,6 +113,24 @@ def test_no_batch_is_older_than_max_lag_and_none_is_lost(max_lag, slow, num_acto
         assert lags == [min(update, max_lag) for update in range(12)]
 
 
+@pytest.mark.parametrize("kind", [actors, host])
+def test_what_is_seen_in_bytes_stays_so(kind):
+    steps = source_of(step_counter(dtype=np.uint8), max_lag=0)
+    if kind is host:
+        steps = host.make(
+            host.Config(module=""),
+            env=step_counter(dtype=np.uint8),
+            algorithm=version_teller(),
+            num_envs=NUM_ENVS,
+            num_steps=NUM_STEPS,
+            num_shards=1,
+        )
+    batch = steps.next(steps.init(jax.random.key(0), policy(0)), policy(0))[1]
+    steps.close()
+    assert batch.trajectory.obs.dtype == np.uint8
+    np.testing.assert_array_equal(batch.trajectory.obs[0, :, 0], np.arange(NUM_STEPS + 1))
+
+
 def test_actors_go_on_while_the_learner_learns():
     """With a lag of one the next batch is made meanwhile; with none, nothing moves."""
     for max_lag in (0, 1):
@@ -145,7 +163,8 @@ def train(directory: Path, lead: experiment.Experiment, resume: Path | None = No
 
 
 def trained(*overrides: str) -> tuple[Any, Any, Any]:
-    lead = build("env=gymnasium/cartpole", *SMALL, *overrides)
+    small = [one for one in SMALL if not one.startswith("network.") or "network=gru" not in overrides]
+    lead = build("env=gymnasium/cartpole", *small, *overrides)
     compiled = program.trace([lead], layout_of([lead])).compile()
     run, first = compiled.chunk(compiled.init(), 2)
     run, second = compiled.chunk(run, 3)
@@ -154,9 +173,10 @@ def trained(*overrides: str) -> tuple[Any, Any, Any]:
     return jax.device_get((run.state.params, run.state.opt_state, data)), first, second
 
 
-def test_without_a_lag_it_is_the_synchronous_source_bit_for_bit():
-    found, *lines = trained("source=actors", "algo.source.max_lag=0")
-    expected, *expected_lines = trained("source=host")
+@pytest.mark.parametrize("what", [("algo=ppo",), ("algo=impala", "network=gru")], ids=["ppo", "impala that remembers"])
+def test_without_a_lag_it_is_the_synchronous_source_bit_for_bit(what):
+    found, *lines = trained(*what, "source=actors", "algo.source.max_lag=0")
+    expected, *expected_lines = trained(*what, "source=host")
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert ours.tobytes() == theirs.tobytes()
     for ours, theirs in zip(lines, expected_lines, strict=True):
@@ -170,7 +190,7 @@ def test_without_a_lag_it_is_the_synchronous_source_bit_for_bit():
 @pytest.mark.slow
 def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     """With an environment that remembers nothing; several actors, each with random numbers of its own."""
-    both = ("algo.anneal_lr=false", "algo.source.max_lag=0", "algo.source.num_actors=2")
+    both = ("algo.anneal_lr=false", "algo.source.max_lag=0")
     half, whole = toy("total_env_steps=320", *both), toy(*both)
     train(tmp_path / "whole", whole)
     train(tmp_path / "cut", half)

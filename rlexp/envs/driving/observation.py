@@ -35,14 +35,14 @@ def shapes(num_cars: int, *, leader: bool = False) -> dict[str, jax.ShapeDtypeSt
 
 def observe(state: State, num_cars: int, *, leader: bool = False) -> dict[str, Array]:
     """The nearest `num_cars` cars, and the rest; with `leader` who is ahead on the route once more, in terms of that."""
-    more = {"leader": of_leader(state)} if leader else {}
-    return more | {
+    shown = {
         "ego": of_ego(state),
         "route": of_route(state),
         "cars": of_cars(state, num_cars),
         "lanes": of_lanes(state),
         "light": of_light(state),
     }
+    return shown | ({"leader": of_leader(state)} if leader else {})
 
 
 def of_ego(state: State) -> Float[Array, " 5"]:
