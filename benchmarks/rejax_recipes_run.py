@@ -62,7 +62,7 @@ OWN = {
 
 
 def main() -> None:
-    """One seed after the other: side by side their products are batched ones, which XLA makes plain loops of on a CPU."""
+    """One seed after the other, in one program."""
     told = json.loads(sys.argv[1])
     jax.config.update("jax_compilation_cache_dir", told["cache"])
     steps = told["env_steps"]

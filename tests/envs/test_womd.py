@@ -212,7 +212,7 @@ def compiled():
         return after, happened, world.rewards.metrics(happened, after)
 
     begin = jax.jit(jax.vmap(world.begin, in_axes=(None, 0)))
-    seen = jax.jit(jax.vmap(lambda p, s: world.observe(p, s, 8, 16), in_axes=(None, 0)))
+    seen = jax.jit(jax.vmap(lambda p, s: world.observe(p, s, 8, 16, leader=True), in_axes=(None, 0)))
     return begin, jax.jit(jax.vmap(step, in_axes=(None, 0, 0, None))), seen
 
 
@@ -263,6 +263,25 @@ def test_what_ends_an_episode():
     sizes = np.maximum(pool().sizes, 1.0)
     struck, _ = played(pool()._replace(position=position, present=present, sizes=sizes), (4.0, 0.0), steps=20)
     assert struck["collision"].all() and struck["at_fault"].all()
+
+
+def test_the_leader_is_who_is_ahead_on_the_route():
+    """One object that stands, 12 m ahead of the recorded car and then 12 m behind it."""
+    begin, _, seen = compiled()
+    for ahead in (12.0, -12.0):
+        at = np.stack([np.cos(pool().start[:, 0]), np.sin(pool().start[:, 0])], -1)
+        position, present = pool().position.copy(), np.zeros_like(pool().present)
+        position[:, :, 0] = ahead * at[:, None]
+        present[:, :, 0] = True
+        sizes = np.maximum(pool().sizes, 1.0)
+        there = pool()._replace(position=position, present=present, sizes=sizes, velocity=0 * pool().velocity)
+        told = np.asarray(seen(jax.tree.map(jnp.asarray, there), begin(there, jnp.arange(NUM)))["leader"])
+        if ahead > 0:
+            gap, speed = 12 - (pool().size[:, 0] + sizes[:, 0, 0]) / 2, pool().start[:, 1]
+            expected = np.stack([np.ones(NUM), 10 / (10 + gap), speed / 15, np.minimum(speed / gap, 1)], -1)
+            np.testing.assert_allclose(told, expected, atol=0.05)
+        else:
+            assert not told.any()
 
 
 def test_it_does_not_matter_where_a_record_lies():

@@ -117,7 +117,11 @@ def of_leader(state: State) -> Float[Array, " 4"]:
 
     That is what IDM goes by. Among the cars it has no place of its own, and a gap of 5 m is a tenth there.
     """
-    gap, closing, in_the_way = traffic.ahead(state.view)
+    return leader(*traffic.ahead(state.view))
+
+
+def leader(gap: Float[Array, " C"], closing: Float[Array, " C"], in_the_way: Bool[Array, " C"]) -> Float[Array, " 4"]:
+    """The same, of others at these gaps, m, which close so fast, m/s."""
     nearest = jnp.argmin(jnp.where(in_the_way, gap, jnp.inf))
     gap, closing = gap[nearest], closing[nearest]
     soon = slopes.smaller(slopes.larger(closing, 0.0) / slopes.larger(gap, 0.1), 1.0)

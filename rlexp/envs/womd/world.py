@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Float, Int
 
-from rlexp.config import ConfigError, Count, Host, Positive, Text, schema
+from rlexp.config import ConfigError, Count, Flag, Host, Positive, Text, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.envs.driving import observation, rewards
 from rlexp.envs.driving.geometry import Lane, at_station, boxes_overlap, project, turned, unit
@@ -45,6 +45,8 @@ class Config:
     """Sideways acceleration that tyres hold, as of env=driving/*; null: they hold any."""
     observed_cars: Count
     """The nearest so many of the others are seen."""
+    observed_leader: Flag = False
+    """Who is ahead on the route is seen once more, as of env=driving/*."""
     objects: Count
     """Of a record's 128 the so many that come nearest to the recorded car."""
     edges: Count
@@ -105,10 +107,13 @@ def make(config: Config, *, shared: Scene | None = None) -> Env:
     bounds = np.asarray([MAX_ACCELERATION, MAX_CURVATURE], np.float32)
     spec = EnvSpec(
         "womd",
-        observation.shapes(config.observed_cars),
+        observation.shapes(config.observed_cars, leader=config.observed_leader),
         Continuous((2,), -bounds, bounds),
         config.max_episode_steps,
     )
+
+    def shown(all_scenes: Scene, state: State) -> dict[str, Array]:
+        return observe(all_scenes, state, config.observed_cars, num_lanes, leader=config.observed_leader)
 
     def scenes_of() -> Scene:  # on a device only where they are used
         return jax.tree.map(jnp.asarray, shared)
@@ -117,14 +122,13 @@ def make(config: Config, *, shared: Scene | None = None) -> Env:
         del params
         all_scenes = scenes_of()
         state = begin(all_scenes, jax.random.randint(key, (), 0, num_scenes))
-        return state, observe(all_scenes, state, config.observed_cars, num_lanes)
+        return state, shown(all_scenes, state)
 
     def step(key: Key, state: State, action: jax.Array, params: PyTree) -> Transition:
         del key
         all_scenes = scenes_of()
         after, happened = drive(all_scenes, state, action, config.grip)
-        shown = observe(all_scenes, after, config.observed_cars, num_lanes)
-        return rewards.transition(happened, after, shown, params)
+        return rewards.transition(happened, after, shown(all_scenes, after), params)
 
     made = episodic(
         spec,
@@ -191,6 +195,15 @@ def others(pool: Scene, state: State) -> Others:
     )
 
 
+def ahead(pool: Scene, state: State) -> tuple[Float[Array, " K"], Float[Array, " K"], Bool[Array, " K"]]:
+    """Of the others [K] on the route: the gap to each, m, how fast it closes, m/s, who is ahead and in the way."""
+    they, (length, width) = others(pool, state), state.size
+    along, beside, heading = jax.vmap(project, in_axes=(0, None))(they.position, route_of(pool, state))
+    gap = along - state.station - (length + they.size[:, 0]) / 2
+    closing = state.ego.speed - jnp.sum(they.velocity * unit(heading), axis=-1)
+    return gap, closing, they.present & (gap > 0) & (jnp.abs(beside) < (width + they.size[:, 1]) / 2)
+
+
 def route_of(pool: Scene, state: State) -> Lane:
     """The route."""
     return jax.tree.map(lambda x: x[state.scene], pool.route)
@@ -229,13 +242,10 @@ def events(pool: Scene, before: State, after: State, route: Lane, aside: Float[A
     """What happened between two states."""
     ego, size, they = after.ego, after.size, others(pool, after)
     length, width = size
+    gap, closing, in_the_way = ahead(pool, after)
     touches = jax.vmap(boxes_overlap, in_axes=(None, None, None, 0, 0, 0))
     hits = they.present & touches(ego.position, ego.heading, size, they.position, they.heading, they.size)
     forwards = turned(they.position - ego.position, -ego.heading)[:, 0]
-    along, beside, heading = jax.vmap(project, in_axes=(0, None))(they.position, route)
-    gap = along - after.station - (length + they.size[:, 0]) / 2
-    closing = ego.speed - jnp.sum(they.velocity * unit(heading), axis=-1)
-    in_the_way = they.present & (gap > 0) & (jnp.abs(beside) < (width + they.size[:, 1]) / 2) & (closing > 0.1)
     edges = jnp.abs(turned(pool.edges[after.scene] - ego.position, -ego.heading))
     lines = jax.vmap(at_station, in_axes=(0, None))(pool.line[after.scene], route)
     crossed = jax.vmap(rewards.crosses, in_axes=(None, None, None, 0, 0, 0))(
@@ -252,21 +262,22 @@ def events(pool: Scene, before: State, after: State, route: Lane, aside: Float[A
         aside=aside,
         lateral=jnp.square(ego.speed) * jnp.abs(ego.curvature),
         yaw_rate=ego.speed * jnp.abs(ego.curvature),
-        time_to_collision=jnp.min(jnp.where(in_the_way, gap / jnp.maximum(closing, 0.1), jnp.inf)),
+        time_to_collision=jnp.min(jnp.where(in_the_way & (closing > 0.1), gap / jnp.maximum(closing, 0.1), jnp.inf)),
     )
 
 
-def observe(pool: Scene, state: State, num_cars: int, num_lanes: int) -> dict[str, Array]:
+def observe(pool: Scene, state: State, num_cars: int, num_lanes: int, *, leader: bool = False) -> dict[str, Array]:
     """What is shown, in the layout of env=driving/*; of lanes the nearest points, the nearest first."""
     ego, route = state.ego, route_of(pool, state)
-    ahead = jax.vmap(at_station, in_axes=(0, None))(state.station + jnp.asarray(observation.ROUTE), route)
-    return {
+    points = jax.vmap(at_station, in_axes=(0, None))(state.station + jnp.asarray(observation.ROUTE), route)
+    shown = {
         "ego": observation.of_motion(ego, state.limit),
-        "route": observation.points(ego, ahead),
+        "route": observation.points(ego, points),
         "cars": _cars(ego, others(pool, state), num_cars),
         "lanes": _lanes(ego, jax.tree.map(lambda x: x[state.scene], pool.lanes), num_lanes),
         "light": _light(pool, state),
     }
+    return shown | ({"leader": observation.leader(*ahead(pool, state))} if leader else {})
 
 
 def _cars(ego: Ego, they: Others, num_cars: int) -> Float[Array, "C 8"]:
