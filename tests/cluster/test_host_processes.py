@@ -68,9 +68,8 @@ def test_two_processes_step_the_environments_that_one_steps(kind, start, seeded,
         assert {name: one[name] for name in counted} == {name: other[name] for name in counted}
     if kind == "host":  # two actors have the environments in another order, and so other minibatches
         losses = [[line["loss/value"] for line in lines[1:]] for lines in (alone, together)]
-        assert losses[1] == pytest.approx(
-            losses[0], rel=1e-4
-        )  # of the critic, to whom actions are nothing and rows all
+        # Of the critic, to whom actions are nothing, and whose rows the gradients are of is all.
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         assert losses[0][-1] < 0.8 * losses[0][0]
     of_one, of_two = (
         sorted(seed for lines in seeds(tmp_path, name) for line in lines for seed in line) for name in ("of1", "of2")

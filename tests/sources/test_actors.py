@@ -190,7 +190,7 @@ def test_without_a_lag_it_is_the_synchronous_source_bit_for_bit(what):
 @pytest.mark.slow
 def test_a_resumed_run_has_all_but_the_environments(tmp_path):
     """With an environment that remembers nothing; several actors, each with random numbers of its own."""
-    both = ("algo.anneal_lr=false", "algo.source.max_lag=0")
+    both = ("algo.anneal_lr=false", "algo.source.max_lag=0", "algo.source.num_actors=2")
     half, whole = toy("total_env_steps=320", *both), toy(*both)
     train(tmp_path / "whole", whole)
     train(tmp_path / "cut", half)
