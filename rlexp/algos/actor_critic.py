@@ -1,5 +1,6 @@
 """A policy and a value beside it: what PPO and IMPALA make of the configured network, and how they act."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -55,11 +56,18 @@ class ActorCritic(NamedTuple):
 
 
 def actor_critic(
-    spec: EnvSpec, torso_of: TorsoOf, *, dtype: Any, normalize_observations: bool, squash: bool = False
+    spec: EnvSpec,
+    torso_of: TorsoOf,
+    *,
+    dtype: Any,
+    normalize_observations: bool,
+    squash: bool = False,
+    initial_std: float = 1.0,
 ) -> ActorCritic:
     """On torsos of their own, or on one where that remembers or is shared.
 
-    `squash`: continuous actions are a Gaussian's tanh, within their bounds. Raises ConfigError where these are infinite, and where
+    `squash`: continuous actions are a Gaussian's tanh, within their bounds. `initial_std`: the deviation that a Gaussian begins
+    with. Raises ConfigError where these are infinite, and where
     one torso is to see what the critic alone is shown.
     """
     whole, grouped = spec.observation, isinstance(spec.observation, Groups)
@@ -121,7 +129,7 @@ def actor_critic(
         params["actor"] = actor.init(actor_key, of_actor(features))
         params["critic"] = critic.init(critic_key, of_critic(features))
         if pi_head.num_log_stds:
-            params["log_std"] = jnp.zeros((pi_head.num_log_stds,), jnp.float32)
+            params["log_std"] = jnp.full((pi_head.num_log_stds,), math.log(initial_std), jnp.float32)
         return params
 
     def window(params: PyTree, memory: PyTree, obs: PyTree, first: Any) -> tuple[Any, PyTree]:

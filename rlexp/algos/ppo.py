@@ -80,6 +80,9 @@ class Config:
     """Clip the value loss around the old value."""
     action_bounds: Literal["clip", "squash"] = "clip"
     """Of continuous actions. clip: a Gaussian knows no bounds, and the environment gets what lies within; squash: its tanh does."""
+    initial_std: Positive = 1.0
+    """Of continuous actions: the deviation that the Gaussian begins with, learnt from there on; in halves of the bounds where they
+    are given entry by entry, before the tanh where one squashes."""
     normalize_observations: Flag
     """Scale float observations by their running mean and deviation."""
     normalize_rewards: Flag = False
@@ -143,7 +146,14 @@ def by_kl(inner: optax.GradientTransformation, factor: jax.Array) -> optax.Gradi
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
     squash, observations = config.action_bounds == "squash", config.normalize_observations
-    parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=observations, squash=squash)
+    parts = actor_critic(
+        spec,
+        torso_of,
+        dtype=dtype,
+        normalize_observations=observations,
+        squash=squash,
+        initial_std=config.initial_std,
+    )
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
 
     if config.desired_kl is not None and config.anneal_lr:

@@ -158,6 +158,18 @@ def test_squashed_actions_are_learnt_from_as_they_were_drawn():
     assert 0 < float(entropy.sum / entropy.count) < 2 * np.log(2)
 
 
+@pytest.mark.parametrize(("action_bounds", "expected"), [("clip", 0.05), ("squash", 0.1)])  # the bounds' half is 2
+def test_continuous_actions_are_drawn_as_widely_as_is_asked_for_at_first(action_bounds, expected):
+    """By the actions themselves: in halves of the bounds where a tanh squashes, which is 1 to 1 near its middle."""
+    made = toys.build(*ONE_STEP, f"algo.action_bounds={action_bounds}", "algo.initial_std=0.05", continuous=True)
+    functions, spec, state, num_envs = made.experiment.algorithm, made.experiment.spec, made.begin(), 4096
+    seen = jax.tree.map(lambda x: jnp.zeros((num_envs, *x.shape), x.dtype), spec.observation)
+    timestep = TimeStep(seen, *[jnp.zeros((num_envs,))] * 2, *[jnp.zeros((num_envs,), bool)] * 2)
+    policy = functions.policy(state, True)
+    action, _, _ = jax.jit(functions.act)(policy, functions.carry(num_envs), timestep, jax.random.key(0))
+    np.testing.assert_allclose(np.asarray(action, np.float64).reshape(num_envs, 2).std(axis=0), expected, rtol=0.05)
+
+
 def test_bounds_that_are_infinite_cannot_be_squashed_to(monkeypatch):
     monkeypatch.setattr(toys, "HIGH", np.inf)
     node, _ = compose.compose_node(["logger=quiet", "env=probe/action_reward", "algo.action_bounds=squash"])
