@@ -23,6 +23,7 @@ import rlexp
 from benchmarks.measure import BENCH, Sample, Say, run, table, verdict, write
 from rlexp.envs.base import Env
 from rlexp.envs.driving import drivers, world
+from rlexp.envs.driving.scenario import KINDS
 from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE
 from rlexp.loading import Agent
 from rlexp.overrides import quoted
@@ -36,6 +37,7 @@ METRICS = ("accuracy", "collision", "off_road", "run_red_light", "progress_ratio
 PUBLISHED = 0.974  # V-Max's accuracy, on recorded traffic (Charraut et al. 2025): an aim, not a peer
 ORDER = ("random", "constant_speed", "idm", "agent")  # the worst first
 DRIVERS = (*ORDER, "expert")
+BY_LAYOUT = ("idm", "agent")  # who is told apart by kind of layout
 EXPERT = 0.99  # its accuracy, which says that the layouts can be driven
 
 
@@ -45,7 +47,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     common = [f"total_env_steps={steps}", f"env.layouts={SEEN}", "logger=quiet", "eval.every_env_steps=null"]
     common += ["experiment=driving/ppo", quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))]
     samples: dict[str, list[Sample]] = {name: [] for name in DRIVERS}
-    players: dict[str, Callable] = {}
+    apart: dict[str, dict[str, list[Sample]]] = {kind: {name: [] for name in BY_LAYOUT} for kind in KINDS}
+    players: dict[str, dict[str, Callable]] = {}  # by kind of layout, or "all"
 
     def train(seed: int) -> float:
         where = _place(seed)
@@ -57,17 +60,23 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         trainings = list(pool.map(train, range(rounds)))
     for seed, seconds in enumerate(trainings):
         agent = rlexp.load(_place(seed))
-        players = players or _players(agent, episodes)
+        players = players or {kind: _players(agent, episodes, kind) for kind in ("all", *KINDS)}
         policy = agent.algorithm.policy(agent.state, False)
         for name in DRIVERS:
-            ended, told = jax.device_get(players[name](policy, jax.random.key(seed)))
-            assert ended.all()
-            sample = {key: float(x) for key, x in told.items()}
+            sample = _played(players["all"][name], policy, seed)
             samples[name].append(sample | ({"seconds": seconds} if name == "agent" else {}))
             say(f"  seed {seed}, {name}: accuracy {sample['accuracy']:.3f}, score {sample['score']:.3f}")
-    results = {name: {key: _interval([x[key] for x in found]) for key in METRICS} for name, found in samples.items()}
+        for kind, name in itertools.product(KINDS, BY_LAYOUT):
+            apart[kind][name].append(_played(players[kind][name], policy, seed))
+    results = {name: _intervals(found) for name, found in samples.items()}
+    by_layout = {kind: {name: _intervals(x) for name, x in found.items()} for kind, found in apart.items()}
     rows = [[name, *(_shown(results[name][key]) for key in METRICS)] for name in DRIVERS]
     print(table(f"{rounds} seeds of {episodes} episodes; PPO for {steps:,} steps", ["driver", *METRICS], rows))
+    rows = [
+        [kind, name, *(_shown(by_layout[kind][name][key]) for key in METRICS)]
+        for kind, name in itertools.product(KINDS, BY_LAYOUT)
+    ]
+    print(table(f"the same, {episodes} episodes on one kind of layout", ["layout", "driver", *METRICS], rows))
     ordered = [results[name]["accuracy"]["mean"] for name in ORDER]
     rises = sum(a < b for a, b in itertools.pairwise(ordered)) / (len(ORDER) - 1)
     print(verdict("of random < constant speed < idm < agent, in accuracy, share that holds", rises, 1.0, at_least=True))
@@ -76,8 +85,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     write(
         out / "driving.json",
         settings={"rlexp": common, "episodes": episodes, "unseen": [SEEN, SEEN + UNSEEN]},
-        samples=samples,
-        results=results,
+        samples=samples | {f"{kind}, {name}": apart[kind][name] for kind, name in itertools.product(KINDS, BY_LAYOUT)},
+        results=results | {"by_layout": by_layout},
     )
 
 
@@ -85,12 +94,20 @@ def _place(seed: int) -> Path:
     return BENCH / "runs" / "driving" / str(seed)
 
 
-def _players(agent: Agent, episodes: int) -> dict[str, Callable[[Any, jax.Array], tuple]]:
+def _played(player: Callable[[Any, jax.Array], tuple], policy: Any, seed: int) -> Sample:
+    ended, told = jax.device_get(player(policy, jax.random.key(seed)))
+    assert ended.all()
+    return {key: float(x) for key, x in told.items()}
+
+
+def _players(agent: Agent, episodes: int, kind: str) -> dict[str, Callable[[Any, jax.Array], tuple]]:
     """{driver: (an agent's policy, key) -> what was told at the ends of the episodes}, compiled once for all seeds.
 
     Drivers by rule steer as they mean to; `grip`, which makes an action's largest curvature what tyres hold, is for the others.
     """
     unseen = dataclasses.replace(agent.config.env, layouts=UNSEEN, first_layout=SEEN)
+    if kind != "all":
+        unseen = dataclasses.replace(unseen, scenarios=[kind])
     held, free = world.make(unseen), world.make(dataclasses.replace(unseen, grip=None))
     act = agent.algorithm.act
 
@@ -126,6 +143,10 @@ def _player(env: Env, drive: Callable[..., jax.Array], episodes: int) -> Callabl
         return ended, {name: jnp.sum(x) / episodes for name, x in told.items()}
 
     return jax.jit(play)
+
+
+def _intervals(found: list[Sample]) -> dict[str, dict[str, Any]]:
+    return {key: _interval([x[key] for x in found]) for key in METRICS}
 
 
 def _interval(values: list[float]) -> dict[str, Any]:

@@ -19,8 +19,10 @@ def test_intervals_are_students():
 def test_drivers_are_held_against_each_other(of_agent, expected, monkeypatch, tmp_path, capsys):
     accuracy = dict(zip(driving.DRIVERS, (0.1, 0.5, 0.8, of_agent, 0.995), strict=True))
 
-    def player(name):
-        return lambda policy, key: (np.ones((2,), bool), dict.fromkeys(driving.METRICS, accuracy[name]))
+    def players(agent, episodes, kind):
+        worse = 0.5 if kind == "merge" else 1.0
+        told = {name: dict.fromkeys(driving.METRICS, x * worse) for name, x in accuracy.items()}
+        return {name: lambda policy, key, x=x: (np.ones((2,), bool), x) for name, x in told.items()}
 
     class Agent:
         state = None
@@ -28,11 +30,14 @@ def test_drivers_are_held_against_each_other(of_agent, expected, monkeypatch, tm
 
     monkeypatch.setattr(driving, "run", lambda command, timeout_s: ("", 1.0))
     monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
-    monkeypatch.setattr(driving, "_players", lambda agent, episodes: {name: player(name) for name in driving.DRIVERS})
+    monkeypatch.setattr(driving, "_players", players)
     driving.measure(tmp_path, rounds=2, quick=False, say=lambda text: None)
     said = capsys.readouterr().out
     assert f"share that holds: {1.0 if expected == 'yes' else 2 / 3:.4g}; at least 1: {expected}" in said
     assert "the expert's accuracy: 0.995; at least 0.99: yes" in said
     written = json.loads((tmp_path / "driving.json").read_text())
     assert written["results"]["agent"]["accuracy"]["mean"] == of_agent
-    assert [len(written["samples"][name]) for name in driving.DRIVERS] == [2] * 5
+    by_layout = written["results"]["by_layout"]
+    assert by_layout["merge"]["agent"]["accuracy"]["mean"] == of_agent / 2
+    assert by_layout["crossing"]["idm"]["accuracy"]["mean"] == 0.8
+    assert [len(samples) for samples in written["samples"].values()] == [2] * (5 + 2 * 5)
