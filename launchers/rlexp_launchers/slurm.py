@@ -31,6 +31,7 @@ from rlexp_launchers.slurm_work import Work
 SUBMITS = True  # a job without -m too
 _ARRAY = 1000  # packs of one array: Slurm's default MaxArraySize is 1001
 _REQUEUES = 1000  # submitit's count of time-outs, which we leave to Slurm's administrators
+_SBATCH_S = 20  # within which the sbatch of a process that was killed has submitted, or never will
 _NAMED_AT_ONCE = 100  # tasks of an array: one that has a name of its own is a job of its own to the scheduler
 
 
@@ -191,6 +192,9 @@ class _Cluster:
 
     def attach(self) -> set[str]:
         """The packs that Slurm has already, of an earlier process."""
+        until = time.monotonic() + _SBATCH_S
+        while not slurm_queue.settled(self._manifest) and time.monotonic() < until:
+            time.sleep(2)
         self._known = set(alive(self._manifest))
         if self._known:
             print(f"{len(self._known)} packs of this sweep wait or run in Slurm already", flush=True)

@@ -66,12 +66,29 @@ def look(manifest: Manifest) -> dict[str, Seen] | None:
     if not batches:
         return {}
     numbers = manifest.recall_all(_NUMBER)
-    users = sorted({os.getuid(), *(uid for _, uid in numbers.values())})
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(map(str, users))}"]
-    said = _said([*command, "--format=%A|%F|%K|%T|%V|%r|%j"])
+    said = _queue(uid for _, uid in numbers.values())
     return (
         None if said is None else understood(said, batches, {number: batch for batch, (number, _) in numbers.items()})
     )
+
+
+def settled(manifest: Manifest) -> bool:
+    """Whether Slurm tells of every array that was to be submitted.
+
+    An sbatch outlives the process that began it, if that is killed: what it submits is not in the queue yet.
+    """
+    unknown = manifest.recall_all(BATCH).keys() - manifest.recall_all(_NUMBER).keys()
+    if not unknown:
+        return True
+    said = _queue([])
+    return said is not None and unknown <= {line.split("|", 6)[6] for line in said.splitlines()}
+
+
+def _queue(uids: Iterable[int]) -> str | None:
+    """What squeue says of our jobs, and of those of other users."""
+    users = sorted({os.getuid(), *uids})
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(map(str, users))}"]
+    return _said([*command, "--format=%A|%F|%K|%T|%V|%r|%j"])
 
 
 def understood(said: str, batches: Mapping[str, Sequence[str]], of_number: Mapping[str, str]) -> dict[str, Seen]:

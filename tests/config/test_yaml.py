@@ -44,7 +44,12 @@ ADDED_LATER += ("video",)  # of an evaluation
 ADDED_LATER += ("pruner", "min_steps", "reduction")  # of Optuna
 ADDED_LATER += ("trials", "num_trials")  # of searches: two names of one thing, asha had the first alone
 ADDED_LATER += ("initialiser",)  # of a network
-ADDED_LATER += ("normalize_rewards", "action_bounds", "desired_kl", "initial_std")  # of PPO, the first of PQN and IMPALA too
+ADDED_LATER += (
+    "normalize_rewards",
+    "action_bounds",
+    "desired_kl",
+    "initial_std",
+)  # of PPO, the first of PQN and IMPALA too
 ADDED_LATER += ("num_devices",)  # of source=inference, which had none
 ADDED_LATER += ("inner",)  # of a replay over another source
 ADDED_LATER += ("observed_leader",)  # of driving

@@ -165,6 +165,20 @@ def test_squeue_is_understood():
     }
 
 
+def test_an_sbatch_that_outlives_its_parent_is_waited_for(tmp_path, monkeypatch):
+    """Killed between the name and the number: the pack is in the queue a moment later, and is not submitted again."""
+    manifest, cluster = Manifest(tmp_path), slurm._Cluster(composed(), tmp_path, Manifest(tmp_path), {"a": 1, "b": 1})
+    manifest.remember(slurm_queue.BATCH + "batch1", ["a"])
+    slurm_queue.remember(manifest, "batch1", "10")
+    manifest.remember(slurm_queue.BATCH + "batch2", ["b"])
+    first = "10|10|N/A|RUNNING|2026-01-02T03:04:05|None|its own\n"
+    answers, slept = [first, first, first + "11|11|N/A|PENDING|2026-01-02T03:04:05|None|batch2\n"], list[float]()
+    monkeypatch.setattr(slurm_queue, "_said", lambda command: answers.pop(0) if len(answers) > 1 else answers[0])
+    monkeypatch.setattr(slurm.time, "sleep", slept.append)
+    assert cluster.attach() == {"a", "b"}
+    assert len(slept) == 2
+
+
 def test_accounting_knows_what_the_controller_has_forgotten(tmp_path, monkeypatch):
     manifest = Manifest(tmp_path)
     for number, packs in (("9", ["a"]), ("10", ["a", "b", "c"]), ("11", ["d"])):
