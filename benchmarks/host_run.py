@@ -3,21 +3,23 @@
 import json
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from rlexp import compose, experiment
-from rlexp.envs.base import action_struct
+from rlexp.envs.base import Opened, action_struct
 from rlexp.experiment import Experiment
 from rlexp.machine import process
+from rlexp.sources.base import HostSource
+from rlexp.sources.host import collector
 from rlexp.training import program
 from rlexp.training.layout import layout_of
 from rlexp.training.metrics import mean
-from rlexp.training.parts import learn_from
 from rlexp.types import Discrete, TimeStep
+
+_TIMES = 3  # that EnvPool is opened
 
 
 def main() -> None:
@@ -33,91 +35,117 @@ def main() -> None:
     print(json.dumps({"sample": measured(experiment.build(node), asked["seconds"])}))
 
 
-def _seconds(once: Callable[[], Any], seconds: float) -> float:
-    """Of one call, the mean of all that fit; the first two are not counted."""
-    once()
-    once()
-    began, calls = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        once()
-        calls += 1
-    return (time.perf_counter() - began) / calls
-
-
 def environments(lead: Experiment, seconds: float) -> dict[str, float]:
-    """A bare loop with random actions, in EnvPool itself."""
+    """A bare loop with random actions, in EnvPool itself; the quickest of several times that it is opened."""
     import envpool
 
     config: Any = lead.config
     num_envs = config.algo.num_envs
-    kwargs = dict(config.env.kwargs, env_type="gymnasium", num_envs=num_envs, seed=0)
-    pool: Any = envpool.make(config.env.id, **kwargs)
-    pool.reset()
     rng, struct = np.random.default_rng(0), action_struct(lead.spec)
-    if isinstance(lead.spec.action, Discrete):
-        actions = rng.integers(lead.spec.action.num_actions, size=(64, num_envs)).astype(np.int32)
-    else:
-        space = pool.action_space
-        actions = rng.uniform(space.low, space.high, (64, num_envs, *struct.shape)).astype(space.dtype)
-    number = 0
 
-    def once() -> None:
-        nonlocal number
-        number += 1
-        pool.step(actions[number % len(actions)])
+    def opened() -> dict[str, float]:
+        kwargs = dict(config.env.kwargs, env_type="gymnasium", num_envs=num_envs, seed=0)
+        pool: Any = envpool.make(config.env.id, **kwargs)
+        pool.reset()
+        if isinstance(lead.spec.action, Discrete):
+            actions = rng.integers(lead.spec.action.num_actions, size=(64, num_envs)).astype(np.int32)
+        else:
+            space = pool.action_space
+            actions = rng.uniform(space.low, space.high, (64, num_envs, *struct.shape)).astype(space.dtype)
+        for number in range(2):
+            pool.step(actions[number])
+        began, worked, calls = time.perf_counter(), time.process_time(), 0
+        while time.perf_counter() - began < seconds / _TIMES:
+            pool.step(actions[calls % len(actions)])
+            calls += 1
+        found = (time.perf_counter() - began, time.process_time() - worked)
+        pool.close()
+        names = ("seconds_per_env_step", "cpu_per_env_step")
+        return {name: x / (calls * num_envs) for name, x in zip(names, found, strict=True)}
 
-    return {"seconds_per_env_step": _seconds(once, seconds) / num_envs}
+    return min((opened() for _ in range(_TIMES)), key=lambda found: found["seconds_per_env_step"])
 
 
 def learner(lead: Experiment, seconds: float) -> dict[str, float]:
-    """The policy on recorded observations, and the update on a recorded batch."""
+    """The program that trains, with the policy, on what one rollout recorded: `source=host` whose environments take no time."""
     config: Any = lead.config
-    algorithm, num_envs, num_steps = lead.algorithm, config.algo.num_envs, config.algo.num_steps
-    source = lead.source_of(lead.settings)
-    state: Any = jax.jit(algorithm.init)(jax.random.key(0), jax.tree.map(np.float32, lead.hp))
-    policy = jax.jit(lambda s: algorithm.policy(s, True))(state)
-    _, batch, _ = source.next(source.init(jax.random.key(1), policy), policy)
-    source.close()
-    act, carry = jax.jit(algorithm.act), algorithm.carry(num_envs)
-    rows = batch.trajectory
-    zeros = np.zeros((num_envs,), np.float32)
-    number, key = 0, jax.random.key(2)
-
-    def acting() -> None:
-        nonlocal number
-        number += 1
-        obs = jax.tree.map(lambda x: x[0, number % num_steps], rows.obs)
-        first: Any = rows.first[0, number % num_steps]
-        timestep: Any = TimeStep(obs, zeros, zeros + 1, first, np.zeros_like(first))  # type: ignore[arg-type]
-        jax.device_get(act(policy, carry, timestep, key)[0])
-
-    learn, placed = jax.jit(lambda s, b: learn_from(lead, s, b), donate_argnums=0), jax.device_put(batch)
-
-    def learning() -> None:
-        nonlocal state
-        state, told = learn(state, placed)
-        jax.block_until_ready((state, told))
-
-    act_s, learn_s = _seconds(acting, seconds / 2), _seconds(learning, seconds / 2)
+    num_envs, num_steps = config.algo.num_envs, config.algo.num_steps
+    found = ours(recorded(lead), seconds)
+    per_update = num_envs * num_steps / found["env_steps"]
+    act_s = found["acting_share"] * per_update / num_steps
     return {
-        "seconds_per_env_step": act_s / num_envs + learn_s / (num_envs * num_steps),
+        "seconds_per_env_step": 1 / found["env_steps"],
+        "cpu_per_env_step": found["cpu_per_env_step"],
         "act_s": act_s,
-        "learn_s": learn_s,
+        "learn_s": per_update - act_s * num_steps,
     }
+
+
+def recorded(lead: Experiment) -> Experiment:
+    """It, with a source that plays one rollout, and from then on acts on what was seen in that and gives the same batch."""
+    config: Any = lead.config
+    num_envs, num_steps = config.algo.num_envs, config.algo.num_steps
+
+    def source_of(*args: Any) -> HostSource:
+        real, env = lead.source_of(*args), lead.env_of(*args)
+        seen: list[TimeStep] = []
+        of = collector(
+            env._replace(open=lambda num: _watched(env.open(num), seen)),
+            lead.algorithm,
+            num_envs=num_envs,
+            num_steps=num_steps,
+        )
+        kept: Any = None
+
+        def next(data: Any, policy: Any) -> Any:
+            nonlocal kept
+            key, keys, seeds = of.split(data.key)
+            if kept is None:
+                world = of.open(seeds)
+                try:
+                    kept = of.collect(world, policy, keys), lead.algorithm.carry(num_envs)
+                finally:
+                    world.envs.close()
+            else:
+                carry = kept[1]
+                for t in range(num_steps):
+                    placed, carry = of.act(policy, carry, seen[t], keys, t)
+                    jax.tree.map(np.asarray, placed)
+            return data._replace(key=key), *kept[0]
+
+        return real._replace(next=next)
+
+    return lead._replace(source_of=source_of)
+
+
+def _watched(envs: Opened, seen: list[TimeStep]) -> Opened:
+    """They, whose time steps are put into `seen`."""
+
+    def put(timestep: TimeStep) -> TimeStep:
+        seen.append(timestep)
+        return timestep
+
+    return envs._replace(reset=lambda seeds: put(envs.reset(seeds)), step=lambda action: put(envs.step(action)))
 
 
 def ours(lead: Experiment, seconds: float) -> dict[str, float]:
     """The program that trains, without evaluations and checkpoints."""
     compiled = program.trace([lead], layout_of([lead])).compile()
-    run, metrics = compiled.chunk(compiled.init(), 2)
-    began, updates = time.perf_counter(), 0
+    run, _ = compiled.chunk(compiled.init(), 2)
+    metrics = compiled.nothing
+    began, worked, updates = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - began < seconds:
-        run, metrics = compiled.chunk(run, 2)
+        run, metrics = compiled.updates(run, 2, metrics)
         updates += 2
-    rate = updates * lead.env_steps_per_update / (time.perf_counter() - began)
+    steps = updates * lead.env_steps_per_update
+    rate, cpu = steps / (time.perf_counter() - began), (time.process_time() - worked) / steps
     compiled.close()
     shares = {name: float(mean(x)[0]) for name, x in metrics.items() if name.endswith("_share") and "time/" in name}
-    return {"env_steps": rate, **{name.removeprefix("time/"): share for name, share in shares.items()}}
+    return {
+        "env_steps": rate,
+        "cpu_per_env_step": cpu,
+        **{name.removeprefix("time/"): share for name, share in shares.items()},
+    }
 
 
 if __name__ == "__main__":

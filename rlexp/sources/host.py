@@ -65,6 +65,8 @@ class Collector(NamedTuple):
     # -> the key of the next rollout, one for each step, seeds of the environments
     split: Callable[[Key], tuple[Key, jax.Array, jax.Array]]
     open: Callable[[jax.Array], World]  # (seeds [B]): new episodes
+    # The policy, compiled: (policy, carry, time step, keys of the steps, which one) -> ((clipped action, action, extras), carry)
+    act: Callable[[Any, PyTree, TimeStep, jax.Array, int], tuple[Any, PyTree]]
     # (world, policy, keys of the steps) -> a batch of NumPy arrays, with counts of what happened
     collect: Callable[[World, Any, jax.Array], tuple[Batch, Metrics]]
     shapes: Callable[[Any], tuple[Data, Batch, Metrics]]  # HostSource.shapes
@@ -189,7 +191,7 @@ def collector(
         world.episode_return, world.episode_length = kept.episode_return, kept.episode_length
         return world
 
-    return Collector(jax.jit(split), open, collect, shapes, saved, opened)
+    return Collector(jax.jit(split), open, act, collect, shapes, saved, opened)
 
 
 def _stack(rows: Sequence[PyTree]) -> PyTree:
