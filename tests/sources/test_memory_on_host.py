@@ -18,7 +18,10 @@ from rlexp.types import Batch, TimeStep
 SMALL_MEMORY = tuple(one for one in SMALL if not one.startswith("network."))
 PARTS = ("algo.num_envs=4", "shards=1", "algo.num_minibatches=1", "algo.num_epochs=1", "algo.num_steps=8")
 GRU = ("network=gru", "network.units=8")
-TRANSFORMER = ("network=transformer", "network.context=5", "network.units=8", "network.heads=2", "network.hidden=8")
+TRANSFORMER = (
+    "network=transformer",
+    *(f"network.{one}" for one in ("layers=1", "context=5", "units=8", "heads=2", "hidden=8")),
+)
 
 
 def named(batch: Any) -> dict[str, np.ndarray]:
@@ -46,10 +49,18 @@ def test_memory_goes_on_across_unrolls_and_begins_anew_with_an_episode(source, t
     node, _ = compose.compose_node([*QUIET, *SMALL_MEMORY, *PARTS, "algo.num_steps=7", *f"source={source}".split()])
     node |= {"env": {"module": episodes.__name__}, "network": {"module": recounting.__name__}}
     lead = experiment.build(node)
-    policy, act = lead.algorithm.policy(begun(lead), False), jax.jit(lead.algorithm.act)
-    recounting.shown.clear()
+    state = begun(lead)
+    policy, act = lead.algorithm.policy(state, False), jax.jit(lead.algorithm.act)
     made = lead.source_of(lead.settings)
     made.at(tmp_path)
+    recounting.shown.clear()
+    jax.eval_shape(
+        lead.algorithm.update,
+        state,
+        jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), made.shapes(policy)[1]),
+    )
+    assert {np.dtype(dtype) for dtype in recounting.shown} == {np.dtype(np.uint8)}  # where it learns
+    recounting.shown.clear()
     data, now, resets = made.init(jax.random.key(1), policy), defaultdict(int), 0
     try:
         for update in range(5):
