@@ -16,9 +16,11 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import queue
 import signal
 import sys
 import threading
@@ -29,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rlexp.config import ConfigError, Count, Host, nearest, schema
+from rlexp.config import ConfigError, Count, Host, Seconds, nearest, schema
 from rlexp.envs import cloning, signals
 from rlexp.envs.host import HostEnv, Opened
 from rlexp.envs.imports import at_fault, reason, unimported
@@ -38,6 +40,7 @@ from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree, Ti
 
 _END_S = 3.0  # that the process of an environment has to end by itself, once the one that started it has
 _CLOSE_S = 10.0  # that they have to close, all together; less than rlexp.envs.host gives
+_LOOK_S = 0.25  # who looks for those that do not answer does so as often
 
 
 @schema
@@ -51,6 +54,8 @@ class Config:
     """Steps after which an episode is truncated; null takes the limit that the id was registered with."""
     vectorization_mode: Host[Literal["sync", "async"]]
     """sync: one after the other; async: each environment in a process of its own, for steps that take a millisecond or more."""
+    timeout_s: Host[Seconds] = 600
+    """Of async: a process that answers nothing for so long ends the run with an error; longer than any step or reset takes."""
     kwargs: dict[str, Any]
     """What else gymnasium.make is given, such as {continuous: true} for LunarLander-v3."""
 
@@ -119,7 +124,7 @@ def _opened(
     config: Config, actions: "Actions", observations: "Observations", num_envs: int, *, cloned: bool, **more: Any
 ) -> Opened:
     make = functools.partial(_made, config, **more)
-    envs = _apart(config.id, make, num_envs) if config.vectorization_mode == "async" else _in_line(make, num_envs)
+    envs = _apart(config, make, num_envs) if config.vectorization_mode == "async" else _in_line(make, num_envs)
     last: Any = np.zeros((num_envs,), bool)
     zeros: Any = np.zeros((num_envs,), np.float32)
 
@@ -160,25 +165,64 @@ def _in_line(make: Callable[[], Any], num_envs: int) -> Any:
     return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
-    """Each in a process of its own, which ends with this one, or with its pipe. An error in it is raised here, as its own."""
+def _apart(config: Config, make: Callable[[], Any], num_envs: int) -> Any:
+    """Each in a process of its own, which ends with this one, or with its pipe. An error in it is raised here, as its own.
+
+    Gymnasium waits for them without a time-out, as it makes them and reads their pipes: another thread ends those that are late,
+    and with them the wait.
+    """
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
     class Apart(AsyncVectorEnv):
-        _lost = False
+        def __init__(self, *args: Any, **kwargs: Any):
+            self.processes = []
+            self._late = self._lost = False
+            self._deadline = math.inf  # of what is waited for now
+            self._over = threading.Event()
+            threading.Thread(target=self._watch, name="environments", daemon=True).start()
+            try:
+                with self._while_they_live():
+                    super().__init__(*args, **kwargs)
+            except BaseException:
+                self._over.set()
+                self.kill()
+                raise
+
+        def _watch(self) -> None:
+            while not self._over.wait(_LOOK_S):
+                if time.monotonic() > self._deadline:
+                    self._late = True
+                    self.kill()
+
+        @contextlib.contextmanager
+        def _within(self, seconds: float) -> Iterator[None]:
+            self._deadline = time.monotonic() + seconds
+            try:
+                yield
+            finally:
+                self._deadline = math.inf
 
         @contextlib.contextmanager
         def _while_they_live(self) -> Iterator[None]:
             try:
-                yield
-            except (EOFError, ConnectionError) as error:
+                with self._within(float(config.timeout_s)):
+                    yield
+            except (EOFError, ConnectionError, queue.Empty) as error:
                 self._lost = True
+                self._over.set()
+                if self._late:
+                    raise TimeoutError(
+                        f"env.timeout_s: {config.id}: the process of an environment has not answered for {config.timeout_s} s; "
+                        "allow more where a step or a reset may take as long"
+                    ) from error
                 gone = multiprocessing.connection.wait([process.sentinel for process in self.processes], _END_S)
                 for process in self.processes:
                     if process.sentinel in gone:  # its pipe closes before it has a code
                         process.join(_END_S)
                 (code, *_) = [*(process.exitcode for process in self.processes if not process.is_alive()), None]
-                raise RuntimeError(f"{name}: the process of an environment ended, with exit code {code}") from error
+                raise RuntimeError(
+                    f"{config.id}: the process of an environment ended, with exit code {code}"
+                ) from error
 
         def reset(self, **kwargs: Any) -> Any:
             with self._while_they_live():
@@ -188,23 +232,33 @@ def _apart(name: str, make: Callable[[], Any], num_envs: int) -> Any:
             with self._while_they_live():
                 return super().step(actions)
 
+        def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+            with self._while_they_live():
+                return super().call(name, *args, **kwargs)
+
+        def set_attr(self, name: str, values: Any) -> None:
+            with self._while_they_live():
+                super().set_attr(name, values)
+
+        def _check_spaces(self) -> None:
+            # The first that is asked of them. Who raises says so by its pipe and here, and may have ended in between.
+            self.error_queue.get = functools.partial(self.error_queue.get, timeout=_CLOSE_S)
+            super()._check_spaces()
+
         def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
             if self._lost or terminate:
                 self.kill()  # one that is asked to end might be waited for without end
             else:
-                late = threading.Timer(_CLOSE_S, self.kill)  # waits have no time-out there
-                late.daemon = True
-                late.start()
-                try:
+                with self._within(_CLOSE_S), contextlib.suppress(EOFError, ConnectionError):
                     super().close_extras(timeout)
-                finally:
-                    late.cancel()
+            self._over.set()
             atexit.unregister(self.kill)
 
         def kill(self) -> None:
             self.closed = True
             for process in self.processes:
-                process.kill()
+                if process.pid is not None:  # it was started
+                    process.kill()
 
     # It warns of what is raised here too, with the other process' traceback.
     warnings.filterwarnings("ignore", r"(?s).*ERROR: ", module=r"gymnasium\.")

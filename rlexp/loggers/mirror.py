@@ -10,6 +10,7 @@ from rlexp.loggers.base import Logger, Row
 from rlexp.names import one_line
 from rlexp.storage import store
 
+_LAST_S = 600.0  # that an upload in the background may take at the end
 _EVERY_S = 30.0  # between uploads in the background: a growing file is uploaded whole
 
 
@@ -48,6 +49,6 @@ def make(directories: Sequence[Path], warn: Callable[[str], None]) -> list[Logge
 
     def close(_: dict[str, Any]) -> None:
         if uploading is not None:
-            uploading.join()
+            uploading.join(_LAST_S)  # `sync` has uploaded what counts
 
     return [Logger(log=log, close=close, sync=sync) for _ in directories]

@@ -279,7 +279,7 @@ def any_of(*flags: bool, after: PyTree = ()) -> list[bool]:
 def last_word() -> None:
     """Before a line that ends this process: JAX's own thread and ours hear of a death at about the same time, and one says so."""
     if jax.distributed.is_initialized() and not _last_word.acquire(blocking=False):
-        threading.Event().wait()  # the other one is about to end the process
+        threading.Event().wait(_SHUTDOWN_S)  # the other one is about to end the process; if not, this one says so too
 
 
 def leave(code: int) -> None:

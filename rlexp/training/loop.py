@@ -31,6 +31,7 @@ from rlexp.training.parts import FORGOTTEN, REMEMBERED
 from rlexp.training.saves import Resume, Saves, restore, take_learnt, with_memory
 from rlexp.types import Metrics
 
+_SEEN_S = 600.0  # within which another thread sees a chunk that this one has seen
 _MUCH = 0.1  # of a chunk's environment steps wait for a reset
 
 
@@ -223,7 +224,7 @@ class Reports:
         chunk, ready = waiting
         self._saves.ready()  # the devices are at work
         jax.block_until_ready((chunk.metrics, chunk.episodes))  # signals are heard here, not while copying
-        now = ready.result()
+        now = ready.result(_SEEN_S)
         seconds, self._last_ready = now - self._last_ready, now
         pack, env_steps = self._pack, self._pack.lead.env_steps(chunk.update)
         chunk = jax.device_get(chunk)

@@ -62,6 +62,9 @@ class Traced(NamedTuple):
     with_members: Callable[[Sequence[Experiment]], "Traced"]
 
 
+_COMPILED_S = 6 * 3600.0  # within which a program is compiled; those of minutes are large
+
+
 def compiled_beside(lowered: jax.stages.Lowered) -> Callable[[], jax.stages.Compiled]:
     """Compiles in a thread, or loads from the cache, while the next program is traced; gives what waits for it, and raises what
     it raised. XLA needs none of Python for it. Several processes may have to compile in one order, and do.
@@ -82,9 +85,11 @@ def compiled_beside(lowered: jax.stages.Lowered) -> Callable[[], jax.stages.Comp
     thread.start()
 
     def result() -> jax.stages.Compiled:
-        thread.join()
+        thread.join(_COMPILED_S)
         if failures:
             raise failures[0]
+        if not done:
+            raise TimeoutError(f"a program was not compiled within {_COMPILED_S / 3600:g} hours")
         return done[0]
 
     return result

@@ -51,6 +51,7 @@ ADDED_LATER += (
     "initial_std",
 )  # of PPO, the first of PQN and IMPALA too
 ADDED_LATER += ("num_devices",)  # of source=inference, which had none
+ADDED_LATER += ("timeout_s",)  # of env=gymnasium
 ADDED_LATER += ("inner",)  # of a replay over another source
 ADDED_LATER += ("observed_leader",)  # of driving
 ADDED_LATER += ("compiler_options",)  # of a hardware profile

@@ -1,5 +1,6 @@
 """An environment of Gymnasium that tells of the process in which it is, and ends as it is told to."""
 
+import multiprocessing
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ class Apart(gymnasium.Env):
 
     def __init__(self, what: str = "tells", leaves: str = "."):
         self.what, self.leaves, self.steps = what, leaves, 0
+        if what == "is never made" and multiprocessing.parent_process():
+            self._hang()
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

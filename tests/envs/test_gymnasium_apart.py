@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rlexp.envs import gymnasium as adapter
 
 SEEDS = np.array([3, 15], np.uint32)
 NUM_STEPS, LIMIT = 12, 5
+NO_ANSWER = r"^env\.timeout_s: game_apart:Apart-v0: the process of an environment has not answered for 5 s; allow more"
 
 
 @pytest.fixture
@@ -25,9 +27,14 @@ def apart(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)  # which their processes have too
     opened = []
 
-    def of(mode: str, name: str, limit: int | None = LIMIT, **kwargs):
+    def of(mode: str, name: str, limit: int | None = LIMIT, timeout_s: int = 60, **kwargs):
         config = adapter.Config(
-            module=adapter.__name__, id=name, max_episode_steps=limit, vectorization_mode=mode, kwargs=kwargs
+            module=adapter.__name__,
+            id=name,
+            max_episode_steps=limit,
+            vectorization_mode=mode,
+            timeout_s=timeout_s,
+            kwargs=kwargs,
         )
         opened.append(adapter.make(config).open(len(SEEDS)))
         return opened[-1]
@@ -83,6 +90,35 @@ def test_a_process_that_ends_is_told(apart):
     no_process_is_left()
 
 
+def test_one_that_hangs_is_told(apart, tmp_path):
+    env = apart("async", "game_apart:Apart-v0", timeout_s=5, what="hangs", leaves=str(tmp_path))
+    env.reset(SEEDS)
+    for _ in range(2):
+        env.step(np.zeros(2, np.int32))
+    with pytest.raises(TimeoutError, match=NO_ANSWER):
+        env.step(np.zeros(2, np.int32))
+    env.close()
+    no_process_is_left()
+
+
+def test_one_that_is_never_made_is_told(apart, tmp_path):
+    with pytest.raises(TimeoutError, match=NO_ANSWER):
+        apart("async", "game_apart:Apart-v0", timeout_s=5, what="is never made", leaves=str(tmp_path))
+    no_process_is_left()
+
+
+def test_a_process_that_is_stopped_is_told(apart):
+    """It neither ends nor answers, as a machine that is out of reach."""
+    env = apart("async", "CartPole-v1", timeout_s=5)
+    env.reset(SEEDS)
+    state = env.get_state()
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError, match=r"env\.timeout_s: CartPole-v1: .* has not answered for 5 s; allow more"):
+        env.set_state(state)
+    env.close()
+    no_process_is_left()
+
+
 def test_one_that_never_closes_is_not_waited_for(apart, tmp_path, monkeypatch):
     monkeypatch.setattr(adapter, "_CLOSE_S", 0.5)
     env = apart("async", "game_apart:Apart-v0", what="never closes", leaves=str(tmp_path))
@@ -118,8 +154,13 @@ def test_signals_are_for_the_run(apart, number):
 
 
 def no_process_is_left() -> None:
+    """Nor the thread that looks for those that do not answer."""
     for _ in range(100):
-        if not multiprocessing.active_children():
+        if not (left := [*multiprocessing.active_children(), *watchers()]):
             return
         time.sleep(0.1)
-    raise AssertionError(multiprocessing.active_children())
+    raise AssertionError(left)
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "environments"]
