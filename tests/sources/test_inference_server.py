@@ -1,5 +1,6 @@
 """The server of `source=inference`, with workers that are threads of this process: what it makes of their steps, and of faults."""
 
+import functools
 import re
 import socket
 import stat
@@ -145,26 +146,50 @@ def test_each_worker_has_its_place_where_batches_are_remembered(tmp_path):
         worker.join(10)
 
 
+def asked(server) -> list[set[int]]:
+    """Whom the policy acts for from now on, call by call."""
+    calls: list[set[int]] = []
+    ask = server._ask
+
+    def noted(device, players):
+        calls.append({player.life.worker for player in players})
+        return ask(device, players)
+
+    server._ask = noted
+    return calls
+
+
 def test_a_part_of_a_batch_does_not_wait_for_the_others(tmp_path):
     """Two of four: the others step for as long as the test lasts."""
-    hold = threading.Event()
-    with acting(tmp_path, num_workers=4, max_lag=4, batch_timeout_s=0.01) as server:
+    goes_on, held = threading.Event(), [threading.Event() for _ in range(2)]
+
+    def hold(i: int, step: int) -> None:
+        if step == 1:
+            held[i].set()
+            goes_on.wait(30)
+
+    with acting(tmp_path, num_workers=4, max_lag=1, batch_timeout_s=0.01) as server:
         workers = [Plays(tmp_path, i) for i in range(2)]
-        workers += [Plays(tmp_path, i, before_step=lambda step: step == 1 and hold.wait(30)) for i in (2, 3)]
-        _, counted = server.learn_from((policy(0),))
-        assert counted.acted_for / counted.calls <= 4 * NUM_ENVS
-        server.learn_from((policy(1),))
-        hold.set()
+        workers += [Plays(tmp_path, 2 + i, before_step=functools.partial(hold, i)) for i in range(2)]
+        server.learn_from((policy(0),))
+        assert all(one.wait(20) for one in held)
+        calls = asked(server)
+        for update in range(1, 4):
+            server.learn_from((policy(update),))
+        assert calls and set().union(*calls) == {0, 1}
+        goes_on.set()
     for worker in workers:
         worker.join(10)
 
 
 def test_no_more_than_batch_size_at_once(tmp_path):
     with acting(tmp_path, num_workers=4, max_lag=2, batch_size=2 * NUM_ENVS, batch_timeout_s=5.0) as server:
+        calls = asked(server)
         workers = [Plays(tmp_path, i) for i in range(4)]
         for update in range(4):
             _, counted = server.learn_from((policy(update),))
-            assert counted.acted_for / counted.calls <= 2 * NUM_ENVS
+            assert counted.acted_for <= 2 * NUM_ENVS * counted.calls
+        assert max(map(len, calls)) == 2 and set().union(*calls) == {0, 1, 2, 3}
     for worker in workers:
         worker.join(10)
 
