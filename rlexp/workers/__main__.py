@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 
 from rlexp.config import Part, load_module, parse, schema
@@ -34,13 +33,13 @@ BACK_OFF_S = (0.05, 2.0)  # between two tries: at first, at most
 ERROR_BYTES = 4000  # of a traceback, its end
 GRACE_S = 3.0  # to end by itself, once the process that started it has
 
-REFUSED = (  # it would be refused again
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.ABORTED,  # another process has taken its place
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNIMPLEMENTED,
+REFUSED = (  # codes of gRPC; it would be refused again
+    "UNAUTHENTICATED",
+    "INVALID_ARGUMENT",
+    "ALREADY_EXISTS",
+    "ABORTED",  # another process has taken its place
+    "RESOURCE_EXHAUSTED",
+    "UNIMPLEMENTED",
 )
 
 
@@ -63,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, help="end with this process")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds without a server after which it ends")
     given = parser.parse_args(arguments)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read as gRPC is imported; it has a line for each try that fails
     if given.parent is not None:
         threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
     try:
@@ -75,14 +75,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def live(folder: Path, index: int, *, parent: int | None, patience_s: float) -> None:
     """Life after life, until the run is over. Raises Refused, and TimeoutError where there is no server."""
-    seen, wait = time.monotonic(), BACK_OFF_S[0]
+    seen, wait, why = time.monotonic(), BACK_OFF_S[0], ""
     envs = Envs()
     try:
         while parent is None or os.getppid() == parent:
             found = meeting.read(folder)
             if found is not None:
                 try:
-                    end = play(*found, index, envs, parent)
+                    end, why = play(*found, index, envs, parent)
                 except Refused:
                     if meeting.read(folder) == found:
                         raise
@@ -92,7 +92,8 @@ def live(folder: Path, index: int, *, parent: int | None, patience_s: float) -> 
                 if end is End.CUT:  # it was let in, so that there is a server
                     seen, wait = time.monotonic(), BACK_OFF_S[0]
             if time.monotonic() - seen > patience_s:
-                raise TimeoutError(f"no server has answered for {patience_s:g} s ({folder / meeting.NOTE})")
+                last = f"; the last try: {why}" if found is not None and why else ""
+                raise TimeoutError(f"no server has answered for {patience_s:g} s ({folder / meeting.NOTE}){last}")
             time.sleep(wait)
             wait = min(2 * wait, BACK_OFF_S[1])
     finally:
@@ -143,8 +144,10 @@ class End(enum.Enum):
     OVER = "the run has ended"
 
 
-def play(note: Note, token: str, index: int, envs: Envs, parent: int | None) -> End:
-    """One life. Raises Refused."""
+def play(note: Note, token: str, index: int, envs: Envs, parent: int | None) -> tuple[End, str]:
+    """One life: how it ended, and what was said of that. Raises Refused."""
+    import grpc
+
     sending: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     try:
         envs.open(note)
@@ -153,7 +156,7 @@ def play(note: Note, token: str, index: int, envs: Envs, parent: int | None) -> 
     else:
         failure = ""
     sending.put(wire.write(Kind.HELLO, _hello(note, index)))
-    end = End.UNHEARD
+    end, why = End.UNHEARD, ""
     with _channel(note) as channel:
         stream = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
         answers = stream(_taken(sending, parent), metadata=((wire.TOKEN_KEY, token),), wait_for_ready=False)
@@ -162,7 +165,7 @@ def play(note: Note, token: str, index: int, envs: Envs, parent: int | None) -> 
             for answer in answers:
                 end = End.CUT
                 if wire.kind_of(answer) is Kind.END:
-                    return End.OVER
+                    return End.OVER, why
                 if not failure:
                     try:
                         sending.put(steps.after(answer))
@@ -171,15 +174,16 @@ def play(note: Note, token: str, index: int, envs: Envs, parent: int | None) -> 
                         failure = traceback.format_exc()
                 sending.put(wire.write(Kind.FAILED, {"error": failure[-ERROR_BYTES:]}))
         except grpc.RpcError as error:
-            code, details = error.code(), error.details()  # type: ignore[attr-defined]
+            code = error.code().name  # type: ignore[attr-defined]
+            why = f"{code}: {' '.join(str(error.details()).split())}"  # type: ignore[attr-defined]
             if code in REFUSED:
-                raise Refused(f"{code.name}: {details}") from error
+                raise Refused(why) from error
         finally:
             sending.put(None)
             answers.cancel()
     if failure:
         raise Refused(failure.strip().splitlines()[-1])
-    return end
+    return end, why
 
 
 class _Steps:
@@ -221,7 +225,9 @@ def _taken(sending: "queue.SimpleQueue[bytes | None]", parent: int | None) -> It
         yield message
 
 
-def _channel(note: Note) -> grpc.Channel:
+def _channel(note: Note) -> Any:
+    import grpc
+
     options = wire.options(note.max_message_bytes, note.silence_s)
     if note.authority is None:
         return grpc.insecure_channel(note.address, options)

@@ -199,6 +199,7 @@ def options(max_message_bytes: int, silence_s: float) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", half_ms),
+        ("grpc.http2.ping_timeout_ms", half_ms),  # what counts where a ping was sent: a minute, if it is left open
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", min(half_ms, 5000)),
