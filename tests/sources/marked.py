@@ -4,12 +4,14 @@ As Gymnasium's, in workers without JAX. The marks are small numbers, exact in fl
 """
 
 import os
+import time
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
+STEP_S = 0.002  # so that workers are within an unroll at nearly any time, and the learner waits for them
 UNIT = 2.0**-22  # no process has a number of more bits
 
 
@@ -28,6 +30,7 @@ class Marked(gymnasium.ObservationWrapper):
 
     def step(self, action: Any) -> Any:
         self.count += 1
+        time.sleep(STEP_S)
         return super().step(action)
 
     def observation(self, observation: Any) -> Any:
