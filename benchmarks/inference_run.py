@@ -157,7 +157,7 @@ def bare(*, num_workers: int, num_envs: int, shape: list[int], dtype: str, secon
         act(policy, np.zeros((num * num_envs, *shape), dtype), key, np.int32(0))
 
     async def served() -> list[tuple[float, float]]:
-        server = grpc.aio.server(options=wire.options(2**26, 60.0))
+        server = grpc.aio.server(options=wire.options(2**26, 60.0, answer_s=60.0))
         handler = grpc.stream_stream_rpc_method_handler(play)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: handler}),))
         port = server.add_insecure_port("127.0.0.1:0")
@@ -177,7 +177,7 @@ def echo(*, num_workers: int, num_envs: int, shape: list[int], dtype: str, secon
     """Nothing but gRPC."""
     size = wire.rows_layout(num_envs, [(dtype, tuple(shape))], []).num_bytes
     back = bytes(wire.actions_layout(num_envs, "int32", ()).num_bytes)
-    options = wire.options(2**26, 60.0)
+    options = wire.options(2**26, 60.0, answer_s=60.0)
     server = grpc.server(ThreadPoolExecutor(num_workers + 4), options=options)
     handler = grpc.stream_stream_rpc_method_handler(lambda requests, context: (back for _ in requests))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: handler}),))
@@ -208,7 +208,7 @@ def client(*, port: int, size: int, seconds: float) -> list[tuple[float, float]]
     """Sends the next message when the one before was answered."""
     sending: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     message, waits = bytes(size), list[tuple[float, float]]()
-    with grpc.insecure_channel(f"127.0.0.1:{port}", wire.options(2**26, 60.0)) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", wire.options(2**26, 60.0, answer_s=60.0)) as channel:
         answers = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")(iter(sending.get, None), timeout=60 + seconds)
         end = time.monotonic() + seconds
         while time.monotonic() < end:

@@ -122,6 +122,7 @@ class Acting:
         self._players: dict[int, Player] = {}
         self._counted = Counted()
         self._losses = [0] * settings.num_workers  # of each, since its last unroll
+        self._away: dict[int, float] = {}  # of a worker: when it was lost; it has not come again
         self._ready: queue.SimpleQueue[tuple[list[Unroll], Counted]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._moved = time.monotonic()
@@ -147,7 +148,8 @@ class Acting:
 
     def _open(self, token: str) -> None:
         settings, spec = self._settings, self._env.spec
-        options = wire.options(settings.max_message_bytes, settings.silence_s)
+        # Who has the word and is silent is known before, by `Door.evict`.
+        options = wire.options(settings.max_message_bytes, settings.silence_s, answer_s=settings.silence_s)
         tls = settings.tls
         pair = tls and (tls.key.read_bytes(), tls.certificate.read_bytes())
         credentials = pair and grpc.ssl_server_credentials([pair])
@@ -292,6 +294,12 @@ class Acting:
             self._hear(Left(life))
             if self._keeper is not None and life.worker >= 0:
                 self._keeper.replace(life.worker)
+        for worker, lost in list(
+            self._away.items()
+        ):  # a process may be stopped, and its connection cut before it is evicted
+            if self._keeper is not None and self._looked - lost > self._settings.silence_s + away_s:
+                del self._away[worker]
+                self._keeper.replace(worker, before=lost)
 
     def _take_in(self, event: "Event | Published") -> None:
         if isinstance(event, Told):
@@ -317,6 +325,7 @@ class Acting:
         seeds = np.random.SeedSequence([*self._seeds, life.worker, self._num_lives])
         self._num_lives += 1
         self._players[life.worker] = Player(life, self._settings.num_envs)
+        self._away.pop(life.worker, None)
         told = [int(seed) for seed in seeds.generate_state(self._settings.num_envs)]
         life.answer(wire.write(Kind.WELCOME, {"seeds": told}))
 
@@ -325,6 +334,7 @@ class Acting:
         self._unrolls.drop(life)
         self._counted = self._counted._replace(lost=self._counted.lost + 1)
         self._losses[life.worker] += 1
+        self._away[life.worker] = time.monotonic()
         if self._losses[life.worker] >= LOSSES:  # however slow an unroll is: it does not come to its end
             raise RuntimeError(
                 f"worker {life.worker} was lost {LOSSES} times in a row before it had made an unroll of algo.num_steps steps: "

@@ -228,7 +228,7 @@ def _taken(sending: "queue.SimpleQueue[bytes | None]", parent: int | None) -> It
 def _channel(note: Note) -> Any:
     import grpc
 
-    options = wire.options(note.max_message_bytes, note.silence_s)
+    options = wire.options(note.max_message_bytes, note.silence_s, answer_s=note.silence_s / 2)
     if note.authority is None:
         return grpc.insecure_channel(note.address, options)
     return grpc.secure_channel(note.address, grpc.ssl_channel_credentials(Path(note.authority).read_bytes()), options)

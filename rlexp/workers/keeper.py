@@ -1,6 +1,7 @@
 """Starts workers, as processes of this machine or as jobs of Slurm, and starts anew what has ended."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -37,7 +38,7 @@ class Worker:
         self.started: Started | None = None
         self.tries = 0
         self.is_silent = False
-        self.not_before = 0.0
+        self.not_before = self.since = 0.0
 
 
 class Keeper:
@@ -55,10 +56,11 @@ class Keeper:
         """Its environments have made an unroll."""
         self._workers[index].tries = 0
 
-    def replace(self, index: int) -> None:
-        """Ends one that does not answer."""
-        if (started := self._workers[index].started) is not None:
-            self._workers[index].is_silent = True
+    def replace(self, index: int, *, before: float = math.inf) -> None:
+        """Ends one that does not answer, if it was started before that time."""
+        worker = self._workers[index]
+        if (started := worker.started) is not None and worker.since < before:
+            worker.is_silent = True
             started.kill()
 
     def stop(self) -> None:
@@ -102,6 +104,7 @@ class Keeper:
             worker.not_before = now + min(BACK_OFF_S[0] * 2 ** max(0, worker.tries - 1), BACK_OFF_S[1])
         if now >= worker.not_before:
             worker.tries, worker.is_silent = worker.tries + 1, False
+            worker.since = now
             worker.started = self._start(index)
 
 

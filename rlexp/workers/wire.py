@@ -191,15 +191,16 @@ def _name(kind: int) -> str:
     return Kind(kind).name if kind in list(Kind) else f"kind {kind}"
 
 
-def options(max_message_bytes: int, silence_s: float) -> list[tuple[str, Any]]:
-    """Of gRPC, for both ends: who does not answer a ping within half of `silence_s` is gone."""
+def options(max_message_bytes: int, silence_s: float, *, answer_s: float) -> list[tuple[str, Any]]:
+    """Of gRPC, for either end: after half of `silence_s` without a word the other one is asked, and has `answer_s`."""
     half_ms = min(MOST, max(500, int(500 * silence_s)))
+    answer_ms = min(MOST, max(500, int(1000 * answer_s)))
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", half_ms),
-        ("grpc.keepalive_timeout_ms", half_ms),
-        ("grpc.http2.ping_timeout_ms", half_ms),  # what counts where a ping was sent: a minute, if it is left open
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),  # which counts: it is a minute, if it is left open
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", min(half_ms, 5000)),

@@ -21,7 +21,7 @@ from support import QUIET, environment, processes, rlexp_command, wait_until
 
 from rlexp.config import ConfigError
 from rlexp.envs.base import Opened
-from rlexp.sources import inference
+from rlexp.sources import door, inference
 from rlexp.workers import __main__ as worker
 from rlexp.workers import keeper, meeting, wire
 
@@ -127,6 +127,26 @@ def test_a_worker_that_falls_silent_is_replaced_and_nobody_waits_for_it(tmp_path
                 break
         assert lost == 1 and len(others) == 2
     finally:
+        made.close()
+    assert not Path(f"/proc/{victim}").exists()
+
+
+def test_a_worker_that_is_stopped_is_replaced_where_its_connection_was_cut_before(tmp_path, monkeypatch):
+    """Then it has not the word, and nobody evicts it."""
+    monkeypatch.setattr(door.Door, "evict", lambda *_: [])
+    made, data, newest = source(tmp_path, silence_s=2, seconds=0.002)
+    too_late = threading.Timer(60, made.close)
+    too_late.start()
+    try:
+        data, batch, _ = made.next(data, newest)
+        victim = sorted(pid for pid, _ in lanes(batch))[0]
+        os.kill(victim, signal.SIGSTOP)
+        others: set[int] = set()
+        while len(others) < 2:
+            data, batch, _ = made.next(data, newest)
+            others |= {pid for pid, _ in lanes(batch)} - {victim}
+    finally:
+        too_late.cancel()
         made.close()
     assert not Path(f"/proc/{victim}").exists()
 
@@ -272,7 +292,7 @@ def test_who_ends_as_the_run_does_is_not_started_anew():
 
 
 def test_any_silence_and_size_that_is_allowed_suits_grpc():
-    assert max(value for _, value in wire.options(wire.MOST, 1e7)) == 2**31 - 1
+    assert max(value for _, value in wire.options(wire.MOST, 1e7, answer_s=1e7)) == 2**31 - 1
 
 
 def test_a_worker_with_the_note_of_a_learner_that_was_killed_looks_again(tmp_path, monkeypatch):
