@@ -67,8 +67,7 @@ def actor_critic(
     """On torsos of their own, or on one where that remembers or is shared.
 
     `squash`: continuous actions are a Gaussian's tanh, within their bounds. `initial_std`: the deviation that a Gaussian begins
-    with. Raises ConfigError where these are infinite, and where
-    one torso is to see what the critic alone is shown.
+    with. Raises ConfigError where bounds to squash to are infinite, and where one torso is to see what the critic alone is shown.
     """
     whole, grouped = spec.observation, isinstance(spec.observation, Groups)
     critic_spec = spec._replace(observation=spec.observation.critic) if grouped else spec

@@ -294,9 +294,8 @@ class Acting:
             self._hear(Left(life))
             if self._keeper is not None and life.worker >= 0:
                 self._keeper.replace(life.worker)
-        for worker, lost in list(
-            self._away.items()
-        ):  # a process may be stopped, and its connection cut before it is evicted
+        # A process may be stopped, and its connection cut before it is evicted.
+        for worker, lost in list(self._away.items()):
             if self._keeper is not None and self._looked - lost > self._settings.silence_s + away_s:
                 del self._away[worker]
                 self._keeper.replace(worker, before=lost)
