@@ -186,6 +186,8 @@ def test_cars_seen_are_the_nearest_and_in_order():
 def test_the_leader_is_who_is_ahead_on_the_route_alone():
     """One car, 7 m ahead with 3 m/s where the ego vehicle has 8; and behind it; and on the lane beside."""
     at = ego_at(starts(16), speed=jnp.full((16,), 8.0))
+    dark = at.scenario._replace(light=jnp.full_like(at.scenario.light, scenario.NO_LIGHT))
+    at = at._replace(scenario=dark)
     lane, place = jnp.indices(at.cars.station.shape[1:])
     length, width = SIZE
 
@@ -210,6 +212,33 @@ def test_the_leader_is_who_is_ahead_on_the_route_alone():
     # where the other lane leads away, or runs beside the route
     told, elsewhere = map(np.asarray, shown(1, length + 7.0))
     assert elsewhere.sum() > 4 and not told[elsewhere].any() and told[~elsewhere, 0].all()
+
+
+def test_a_closed_light_is_ahead_like_somebody_who_stands_at_its_line():
+    """Where its front is 12 m before the line, with 8 m/s, which needs 2.7 m/s², and with 11, which needs 5; nobody else is there."""
+    at = starts(16, ("crossing",))
+    lit = np.asarray(at.scenario.light[:, 0] != scenario.NO_LIGHT)
+    route = jax.tree.map(lambda x: x[:, 0], at.scenario.lanes)
+    place = jax.vmap(at_station)(at.scenario.line[:, 0] - SIZE[0] / 2 - 12.0, route)
+    cars = at.cars._replace(present=jnp.zeros_like(at.cars.present))
+
+    @jax.jit
+    def shown(speed, time):
+        there = ego_at(at, position=place.position, heading=place.heading, speed=jnp.full((16,), speed))
+        there = there._replace(
+            cars=cars, view=jax.vmap(traffic.seen)(at.scenario, there.ego, cars), time=jnp.full((16,), time)
+        )
+        return jax.vmap(observation.of_leader)(there), jax.vmap(traffic.colour)(at.scenario, there.time)[:, 0]
+
+    seen = set()
+    for speed, stops_at_yellow in ((8.0, True), (11.0, False)):
+        expected = [1.0, 10 / 22, speed / 15, speed / 12]
+        for time in np.arange(0.5, 26.0, 1.0):
+            told, colour = map(np.asarray, shown(speed, time))
+            shut = lit & ((colour == 2) | ((colour == 1) & stops_at_yellow))
+            np.testing.assert_allclose(told, np.where(shut[:, None], expected, 0.0), atol=0.03)
+            seen |= {(speed, int(x)) for x in colour[lit]}
+    assert len(seen) == 6
 
 
 def test_a_scene_is_drawn_with_the_ego_vehicle_upright_in_the_middle_of_its_lane():

@@ -274,11 +274,33 @@ def test_the_leader_is_who_is_ahead_on_the_route():
         position[:, :, 0] = ahead * at[:, None]
         present[:, :, 0] = True
         sizes = np.maximum(pool().sizes, 1.0)
-        there = pool()._replace(position=position, present=present, sizes=sizes, velocity=0 * pool().velocity)
+        dark = dict(lit=np.zeros_like(pool().lit), velocity=0 * pool().velocity)
+        there = pool()._replace(position=position, present=present, sizes=sizes, **dark)
         told = np.asarray(seen(jax.tree.map(jnp.asarray, there), begin(there, jnp.arange(NUM)))["leader"])
         if ahead > 0:
             gap, speed = 12 - (pool().size[:, 0] + sizes[:, 0, 0]) / 2, pool().start[:, 1]
             expected = np.stack([np.ones(NUM), 10 / (10 + gap), speed / 15, np.minimum(speed / gap, 1)], -1)
+            np.testing.assert_allclose(told, expected, atol=0.05)
+        else:
+            assert not told.any()
+
+
+def test_a_red_light_is_ahead_like_somebody_who_stands_at_its_line():
+    begin, _, seen = compiled()
+    for colour, lit, line in ((2, True, 30.0), (2, True, -1.0), (2, False, 30.0), (0, True, 30.0)):
+        length = pool().size[:, :1] / 2
+        there = pool()._replace(
+            present=np.zeros_like(pool().present),
+            line=pool().reference[:, :1] + length + [[line, 1e6, 1e6, 1e6]],
+            colour=np.full_like(pool().colour, colour),
+            lit=np.full_like(pool().lit, lit),
+        )
+        there = jax.tree.map(jnp.asarray, there)
+        at = begin(there, jnp.arange(NUM))
+        told = np.asarray(seen(there, at)["leader"])
+        if colour == 2 and lit and line > 0:
+            speed = np.asarray(at.ego.speed)
+            expected = np.stack([np.ones(NUM), np.full(NUM, 10 / 40), speed / 15, np.minimum(speed / 30, 1)], -1)
             np.testing.assert_allclose(told, expected, atol=0.05)
         else:
             assert not told.any()

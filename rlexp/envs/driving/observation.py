@@ -5,7 +5,7 @@ Lengths are divided by 50 m and speeds by 15 m/s, so that numbers are near 1.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rlexp.envs.driving import traffic
 from rlexp.envs.driving.geometry import Lane, at_station, turned, unit
@@ -112,16 +112,28 @@ def of_cars(state: State, num_cars: int) -> Float[Array, "K 8"]:
 
 
 def of_leader(state: State) -> Float[Array, " 4"]:
-    """Who is nearest ahead and in the way on the route: there is one; 10 m ÷ (10 m + gap); how fast the gap closes; and
-    1 s ÷ the time until it is closed, at most 1.
+    """Who is nearest ahead and in the way on the route, or a closed light: there is one; 10 m ÷ (10 m + gap); how fast the gap
+    closes; and 1 s ÷ the time until it is closed, at most 1.
 
     That is what IDM goes by. Among the cars it has no place of its own, and a gap of 5 m is a tenth there.
     """
-    return leader(*traffic.ahead(state.view))
+    to_line, colour = _to_line(state)[None], traffic.colour(state.scenario, state.time)[:1]
+    return leader(state.ego.speed, traffic.ahead(state.view), to_line, colour)
 
 
-def leader(gap: Float[Array, " C"], closing: Float[Array, " C"], in_the_way: Bool[Array, " C"]) -> Float[Array, " 4"]:
-    """The same, of others at these gaps, m, which close so fast, m/s."""
+def leader(
+    speed: Float[Array, ""],
+    others: tuple[Float[Array, " C"], Float[Array, " C"], Bool[Array, " C"]],
+    to_line: Float[Array, " L"],
+    colour: Int[Array, " L"],
+) -> Float[Array, " 4"]:
+    """The same of who drives so fast, m/s: with others at these gaps, m, which close so fast, m/s, if they are in the way, and
+    lines of lights so far ahead, m, which are green (0), yellow (1) or red (2)."""
+    seen = (to_line > 0) & (to_line < HORIZON)
+    shut = seen & ((colour == 2) | ((colour == 1) & traffic.could_stop(speed, to_line)))
+    gap, closing, in_the_way = others
+    gap, in_the_way = jnp.append(gap, to_line), jnp.append(in_the_way, shut)
+    closing = jnp.append(closing, jnp.broadcast_to(speed, to_line.shape))
     nearest = jnp.argmin(jnp.where(in_the_way, gap, jnp.inf))
     gap, closing = gap[nearest], closing[nearest]
     soon = slopes.smaller(slopes.larger(closing, 0.0) / slopes.larger(gap, 0.1), 1.0)
@@ -129,10 +141,15 @@ def leader(gap: Float[Array, " C"], closing: Float[Array, " C"], in_the_way: Boo
     return jnp.where(in_the_way[nearest], told, 0.0)
 
 
+def _to_line(state: State) -> Float[Array, ""]:
+    """m from the vehicle's front to the line of its route."""
+    return state.scenario.line[0] - state.view.station[0, 0] - SIZE[0] / 2
+
+
 def of_light(state: State) -> Float[Array, " 5"]:
     """There is a light ahead; it is yellow; it is red; there is a line at which to give way; how far the line is."""
     scenario = state.scenario
-    to_line = scenario.line[0] - state.view.station[0, 0] - SIZE[0] / 2
+    to_line = _to_line(state)
     ahead = (to_line > -LANE_WIDTH) & (to_line < HORIZON)
     lit = scenario.light[0] != NO_LIGHT
     colour = traffic.colour(scenario, state.time)[0]

@@ -91,6 +91,11 @@ def colour(scenario: Scenario, time: Float[Array, ""]) -> Int[Array, " P"]:
     return jnp.where(scenario.light == NO_LIGHT, 0, shown)
 
 
+def could_stop(speed: Array, to_line: Array) -> Array:
+    """Whether who drives so fast, m/s, would stop at a line so far ahead, m, or go on."""
+    return (to_line > 0) & (jnp.square(speed) < 2 * _STOPS * to_line)
+
+
 def _taken(scenario: Scenario, view: Seen) -> Bool[Array, " P"]:
     """Whether those who wait at a lane's line have to give way: someone will be where they enter before they are away."""
     own = jnp.append(jnp.zeros((1,), jnp.int32), lane_of_cars())  # the ego vehicle's is lane 0
@@ -131,7 +136,7 @@ def accelerations(
     speed = drivers.speed[:, None]
     following = slopes.least(idm(speed, desired[:, None], gap, leader_speed), 1)
     to_line = scenario.line[drivers.lane] - drivers.station - length / 2
-    stops = (to_line > 0) & (jnp.square(drivers.speed) < 2 * _STOPS * to_line) & shut[drivers.lane]
+    stops = could_stop(drivers.speed, to_line) & shut[drivers.lane]
     stopping = idm(drivers.speed, desired, to_line, jnp.zeros_like(to_line))
     return jnp.where(stops, slopes.smaller(following, stopping), following)
 

@@ -51,7 +51,7 @@ class Config:
     observed_cars: Count
     """The nearest so many of the others are seen."""
     observed_leader: Flag = False
-    """Who is ahead on the route is seen once more: how near, and how fast the gap closes."""
+    """Who is ahead on the route, or a closed light, is seen once more: how near, and how fast the gap closes."""
     layouts: Count | None
     """So many layouts there are, numbered; null: a new one for each episode."""
     first_layout: CountOrZero

@@ -277,7 +277,10 @@ def observe(pool: Scene, state: State, num_cars: int, num_lanes: int, *, leader:
         "lanes": _lanes(ego, jax.tree.map(lambda x: x[state.scene], pool.lanes), num_lanes),
         "light": _light(pool, state),
     }
-    return shown | ({"leader": observation.leader(*ahead(pool, state))} if leader else {})
+    if leader:
+        to_line, colour = _lights(pool, state)
+        shown["leader"] = observation.leader(ego.speed, ahead(pool, state), to_line, colour)
+    return shown
 
 
 def _cars(ego: Ego, they: Others, num_cars: int) -> Float[Array, "C 8"]:
@@ -306,14 +309,19 @@ def _lanes(ego: Ego, lanes: Lane, num_lanes: int) -> Float[Array, "N 5"]:
     return jnp.where(near[:, None], observation.points(ego, jax.tree.map(lambda x: x[nearest], lanes)), 0.0)
 
 
+def _lights(pool: Scene, state: State) -> tuple[Float[Array, " L"], Int[Array, " L"]]:
+    """m from the vehicle's front to each line of the route, and what its light shows: -1 nothing, 0 green, 1 yellow, 2 red."""
+    step = jnp.minimum(state.step, NUM_STEPS - 1)
+    colour = jnp.where(pool.lit[state.scene, step], pool.colour[state.scene, step], -1)
+    return pool.line[state.scene] - state.station - state.size[0] / 2, colour
+
+
 def _light(pool: Scene, state: State) -> Float[Array, " 5"]:
     """Of the next line at which a light shows something."""
-    step = jnp.minimum(state.step, NUM_STEPS - 1)
-    to_line = pool.line[state.scene] - state.station - state.size[0] / 2
-    lit = pool.lit[state.scene, step] & (to_line > -LANE_WIDTH) & (to_line < observation.HORIZON)
+    to_line, colour = _lights(pool, state)
+    lit = (colour >= 0) & (to_line > -LANE_WIDTH) & (to_line < observation.HORIZON)
     first = jnp.argmin(jnp.where(lit, to_line, jnp.inf))
-    colour = pool.colour[state.scene, step, first]
-    flags = jnp.stack([lit[first], colour == 1, colour == 2, jnp.zeros((), bool)]).astype(jnp.float32)
+    flags = jnp.stack([lit[first], colour[first] == 1, colour[first] == 2, jnp.zeros((), bool)]).astype(jnp.float32)
     return jnp.where(lit[first], jnp.append(flags, to_line[first] / observation.LENGTH), 0.0)
 
 
