@@ -215,7 +215,7 @@ def test_the_leader_is_who_is_ahead_on_the_route_alone():
 
 
 def test_a_closed_light_is_ahead_like_somebody_who_stands_at_its_line():
-    """Where its front is 12 m before the line, with 8 m/s, which needs 2.7 m/s², and with 11, which needs 5; nobody else is there."""
+    """12 m before it, with 8 m/s, which stops at 2.7 m/s², and with 11, which would need 5; nobody else is there."""
     at = starts(16, ("crossing",))
     lit = np.asarray(at.scenario.light[:, 0] != scenario.NO_LIGHT)
     route = jax.tree.map(lambda x: x[:, 0], at.scenario.lanes)
