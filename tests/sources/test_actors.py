@@ -201,10 +201,22 @@ def test_a_resumed_run_has_all_but_the_environments(tmp_path):
 
 
 @pytest.mark.slow
-def test_some_devices_act_and_others_learn():
+def test_some_devices_act_and_others_learn(monkeypatch):
     """Two of four; an actor on each. What is collected does not depend on it."""
     overrides = ("source=actors", "algo.source.max_lag=0", "algo.source.num_actors=2", "shards=2", "algo.num_envs=8")
-    acted = []
+    acted, where = [], {}
+
+    def noting(*args: Any, **sizes: Any) -> Any:
+        of = host.collector(*args, **sizes)
+
+        def collect(world: Any, policy: Any, keys: Any) -> Any:
+            placed = [x.devices() for x in (*jax.tree.leaves(policy), keys)]
+            where.setdefault(threading.current_thread().name, set()).update(d.id for one in placed for d in one)
+            return of.collect(world, policy, keys)
+
+        return of._replace(collect=collect)
+
+    monkeypatch.setattr(actors, "collector", noting)
     for num_devices in (2, 0):
         lead = build(
             "env=gymnasium/cartpole",
@@ -218,6 +230,9 @@ def test_some_devices_act_and_others_learn():
         found.close()
         devices = [d.id for d in jax.tree.leaves(run.state)[0].sharding.device_set]
         assert sorted(devices) == [d.id for d in jax.devices()[:2]]
+        those = jax.devices()[2:] if num_devices else jax.devices()[:1] * 2
+        assert where == {f"actor-{i}": {device.id} for i, device in enumerate(those)}
+        where.clear()
         acted.append((jax.device_get(run.state.params), metrics["train/return_mean"]))
     for ours, theirs in zip(*map(jax.tree.leaves, acted), strict=True):
         np.testing.assert_array_equal(ours, theirs)

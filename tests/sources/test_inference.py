@@ -115,6 +115,30 @@ def test_one_worker_without_a_lag_gives_the_same_numbers_again(tmp_path):
         assert ours.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.parametrize("num_devices", [0, 2])
+def test_each_device_that_acts_gets_the_policy(num_devices, monkeypatch):
+    """That the devices share the workers test_inference_server.py shows."""
+    given = ("env=gymnasium/cartpole", "source=inference", "algo.num_envs=2", "shards=1", *SMALL)
+    lead = build(*given, f"algo.source.num_devices={num_devices}")
+    source, heard = lead.source_of(lead.settings), []
+    assert source.num_devices == num_devices  # by which the learner's devices are told from those
+
+    class Heard:
+        def __init__(self, *args, **kwargs):
+            self.close = lambda: None
+
+        def learn_from(self, policies):
+            heard.extend([*policy.devices()] for policy in policies)
+            raise RuntimeError("heard")
+
+    monkeypatch.setattr(inference, "Acting", Heard)
+    devices = jax.devices()[1 : 1 + max(1, num_devices)]
+    policy = jax.device_put(np.float32(0), devices[0])
+    with pytest.raises(RuntimeError, match="heard"):
+        source.next(source.init(jax.random.key(0), policy), policy)
+    assert heard == [[device] for device in devices]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
