@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -112,6 +113,20 @@ def processes(*words: str) -> list[int]:
 
 # Where `make libtpu` puts the TPU compiler: apart, since it changes how JAX starts.
 LIBTPU = Path(os.environ.get("RLEXP_LIBTPU", Path(__file__).resolve().parents[1] / ".libtpu"))
+
+
+def listening(port: int) -> set[str]:
+    """The local addresses of the listening sockets with this port."""
+    found = set[str]()
+    for name, family, length in (("tcp", socket.AF_INET, 8), ("tcp6", socket.AF_INET6, 32)):
+        with open(f"/proc/net/{name}") as table:
+            for line in table.readlines()[1:]:
+                local, state = line.split()[1], line.split()[3]
+                address, _, number = local.partition(":")
+                if state == "0A" and int(number, 16) == port:
+                    words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, length, 8)]
+                    found.add(socket.inet_ntop(family, b"".join(words)).removeprefix("::ffff:"))
+    return found
 
 
 def wait_until(so: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import jax
 import pytest
-from support import environment
+from support import environment, listening
 
 from rlexp import session
 from rlexp.machine import distributed
@@ -78,20 +78,6 @@ def test_a_host_is_gone_and_where_the_coordinator_listened(port):
         for process in processes:
             process.kill()
             process.communicate()
-
-
-def listening(port: int) -> set[str]:
-    """The local addresses of the listening sockets with this port."""
-    found = set[str]()
-    for name, family, length in (("tcp", socket.AF_INET, 8), ("tcp6", socket.AF_INET6, 32)):
-        with open(f"/proc/net/{name}") as table:
-            for line in table.readlines()[1:]:
-                local, state = line.split()[1], line.split()[3]
-                address, _, number = local.partition(":")
-                if state == "0A" and int(number, 16) == port:
-                    words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, length, 8)]
-                    found.add(socket.inet_ntop(family, b"".join(words)).removeprefix("::ffff:"))
-    return found
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support import SMALL, build, processes
+from support import SMALL, build, listening, processes
 
 from rlexp.config import ConfigError
 from rlexp.sources import inference
@@ -43,6 +43,8 @@ def test_a_run_trains_on_workers_without_jax(tmp_path, algo):
             maps = Path(f"/proc/{pid}/maps").read_text()
             assert "_multiarray_umath" in maps and "jaxlib" not in maps
         assert (tmp_path / "workers" / meeting.TOKEN).stat().st_mode & 0o777 == 0o600
+        note, _ = meeting.read(tmp_path / "workers")  # type: ignore[misc]
+        assert listening(int(note.address.rpartition(":")[2])) == {"127.0.0.1"}  # unless it is told otherwise
     finally:
         compiled.close()
     assert sorted(path.name for path in (tmp_path / "workers").iterdir()) == ["0.log", "1.log"]
