@@ -185,6 +185,7 @@ def test_without_a_lag_it_is_the_synchronous_source_bit_for_bit(what):
         new = {"train/lag_mean", "train/lag_at_most_share", "time/learner_waited_s", "time/learnt_s"}
         assert ours.keys() - theirs.keys() == new
         assert ours["train/lag_mean"].sum == 0
+        assert ours["time/waiting_share"].sum > ours["time/acting_share"].sum > theirs["time/waiting_share"].sum == 0
 
 
 @pytest.mark.slow

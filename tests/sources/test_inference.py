@@ -50,6 +50,7 @@ def test_a_run_trains_on_workers_without_jax(tmp_path, algo):
     assert sorted(path.name for path in (tmp_path / "workers").iterdir()) == ["0.log", "1.log"]
     assert metrics.keys() >= NEW
     assert metrics["train/lag_mean"].count == 3 and metrics["train/workers_lost"].sum == 0
+    assert metrics["time/waiting_share"].sum > metrics["time/acting_share"].sum  # workers start meanwhile
     assert 0 < metrics["train/agent_step_share"].sum <= metrics["train/agent_step_share"].count
     assert run.state is not None
 
