@@ -28,10 +28,15 @@ def nothing_is_left():
 
 
 @pytest.mark.parametrize(
-    "algo", ["ppo", pytest.param("pqn", marks=pytest.mark.slow), pytest.param("impala", marks=pytest.mark.slow)]
+    ("algo", "env"),
+    [
+        ("ppo", "gymnasium/cartpole"),
+        pytest.param("pqn", "envpool/cartpole", marks=pytest.mark.slow),
+        pytest.param("impala", "gymnasium/cartpole", marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_trains_on_workers_without_jax(tmp_path, algo):
-    lead = build("env=gymnasium/cartpole", "source=inference", f"algo={algo}", "algo.num_envs=4", "shards=1", *SMALL)
+def test_a_run_trains_on_workers_without_jax(tmp_path, algo, env):
+    lead = build(f"env={env}", "source=inference", f"algo={algo}", "algo.num_envs=4", "shards=1", *SMALL)
     compiled = program.trace([lead], layout_of([lead])).compile()
     compiled.at(tmp_path)
     before = compiled.init()
