@@ -22,6 +22,8 @@ class Config:
     """Gets a file of each process, with the seeds of each reset in a line."""
     late_s: Host[CountOrZero] = 0
     """How long they take to open in the second process."""
+    breaks_after: Host[CountOrZero] = 0
+    """Steps after which those of the second process raise an error; 0: never."""
 
 
 def make(config: Config) -> HostEnv:
@@ -30,7 +32,7 @@ def make(config: Config) -> HostEnv:
     def open_(num_envs: int) -> Opened:
         sleep(config.late_s * jax.process_index())
         length, time, last = (np.zeros(num_envs, int) for _ in range(3))
-        ones = np.ones(num_envs, np.float32)
+        ones, steps = np.ones(num_envs, np.float32), 0
 
         def reset(seeds: Any) -> TimeStep:
             nonlocal length, time, last
@@ -40,7 +42,10 @@ def make(config: Config) -> HostEnv:
             return TimeStep(ones[:, None], 0 * ones, ones, last == 0, last == 1, {})
 
         def step(action: Any) -> TimeStep:
-            nonlocal time, last
+            nonlocal time, last, steps
+            steps += 1
+            if config.breaks_after and jax.process_index() == 1 and steps > config.breaks_after:
+                raise RuntimeError("the game crashed")
             first = last == 1
             time = np.where(first, 0, time + 1)
             last = (time == length).astype(int)

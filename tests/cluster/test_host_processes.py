@@ -103,6 +103,16 @@ def test_environments_that_open_late_in_one_process_are_waited_for(start, seeded
 
 
 @pytest.mark.slow
+def test_an_error_of_the_environments_of_one_process_ends_both(start, seeded):
+    """The other one waits in the update of all by then."""
+    given = [*KINDS["actors"], "total_env_steps=100000", "eval.every_env_steps=null", "checkpoint=off"]
+    processes = start(2, *seeded("run", breaks_after=100), *given, over=OVER)
+    codes = processes.wait(150)
+    assert 0 not in codes, processes.said(0)
+    assert "RuntimeError: the game crashed" in processes.said(1), processes.said(1)
+
+
+@pytest.mark.slow
 def test_two_processes_are_killed_and_resumed_and_one_opens_what_they_saved(start, tmp_path):
     """CartPole, which one process goes on with where it was: of two nothing is kept of the environments, and so it is said."""
     given = ["env=gymnasium/cartpole", f"hydra.run.dir={tmp_path / 'run'}"]
