@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -289,6 +290,33 @@ def test_who_ends_as_the_run_does_is_not_started_anew():
     number = len(started)
     workers.close(0.1)
     assert number and len(started) == number and not workers._thread.is_alive()
+
+
+def test_pauses_between_tries_grow(tmp_path, monkeypatch):
+    """Of a worker that looks for a server, and of who starts anew what has ended."""
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(worker, "BACK_OFF_S", (0.01, 0.04))
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    assert worker.main([str(tmp_path), "0", "--patience", "0.2"]) == 1
+    assert pauses[:5] == [0.01, 0.02, 0.04, 0.04, 0.04]
+
+    starts: list[float] = []
+    told: list[BaseException] = []
+
+    def start(index: int) -> keeper.Started:
+        starts.append(time.monotonic())
+        return keeper.Started(lambda: "exit code 1", lambda: None)
+
+    monkeypatch.setattr(keeper, "BACK_OFF_S", (0.1, 0.3))
+    workers = keeper.Keeper(start, 1, told.append, look_s=0.01)
+    wait_until(lambda: bool(told))
+    workers.close(1.0)
+    assert (np.diff(starts) >= [0.1, 0.2, 0.3, 0.3]).all()
 
 
 def test_any_silence_and_size_that_is_allowed_suits_grpc():
