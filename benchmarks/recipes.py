@@ -319,10 +319,12 @@ def expectation(row: dict[str, Any]) -> str:
     if "score" not in row:
         return UNMEASURED
     score = row["score"]
+    time = f"{score['seconds']} s on {_cores(score)}"
+    took = f"all of them took {time}, as one pack" if score.get("packed", True) else f"each took at most {time}"
     of_random = f"; random actions {number(row['random'])}" if row.get("random") is not None else ""
     return (
         f"# Expect: a return of {number(score['mean'])}, mean of {len(score['seeds'])} fresh seeds (worst "
-        f"{number(score['worst'])}{of_random}); all of them took {score['seconds']} s on {_cores(score)}, as one pack."
+        f"{number(score['worst'])}{of_random}); {took}."
     )
 
 

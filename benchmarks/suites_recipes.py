@@ -91,13 +91,15 @@ def of_runs(name: str, directory: Path, machine: str) -> dict[str, Any]:
         raise Failed(f"{directory}: no finished run in it")
     returns = [one["objective"] for one in found.values()]
     one = next(iter(found.values()))
+    seconds = [run["wall_s"] + run["compile_s"] for run in found.values()]
     return of_whom(node) | {
         "command": f"python -m rlexp -m experiment={name} seed={','.join(map(str, found))}",
         "env_steps": one["env_steps"],
         "seeds": list(found),
         "returns": returns,
         **spread(returns),
-        "seconds": round(one["wall_s"] + one["compile_s"]),
+        "seconds": round(max(seconds)),
+        "packed": len({run["wall_s"] for run in found.values()}) == 1,  # a pack's lines have one clock
         **when(),
         "machine": machine,
     }

@@ -103,6 +103,9 @@ def test_runs_that_were_made_elsewhere_are_a_score(tmp_path):
     assert (found["mean"], found["worst"], found["seeds"], found["seconds"]) == (0.75, 0.5, [3, 4], 42)
     assert suites_recipes.current("score", {"score": found}, node)
     assert "42 s on an H100, as one pack" in suites_recipes.with_expectation("# Expect: x\n", {"score": found})
+    (tmp_path / "runs" / "3" / "metrics.jsonl").write_text('{"wall_s": 50.0}\n')  # each by itself
+    apart = {"score": suites_recipes.of_runs(name, tmp_path / "runs", "an H100")}
+    assert suites_recipes.with_expectation("# Expect: x\n", apart).endswith("; each took at most 52 s on an H100.\n")
     (tmp_path / "runs" / "4" / "config.yaml").write_text(yaml.safe_dump(node | {"seed": 4, "total_env_steps": 7}))
     with pytest.raises(Failed, match=r"other settings than navix/empty_5x5 has: total_env_steps$"):
         suites_recipes.of_runs(name, tmp_path / "runs", "an H100")
