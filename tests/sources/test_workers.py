@@ -302,7 +302,7 @@ def test_pauses_between_tries_grow(tmp_path, monkeypatch):
 
     monkeypatch.setattr(worker, "BACK_OFF_S", (0.01, 0.04))
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    assert worker.main([str(tmp_path), "0", "--patience", "0.2"]) == 1
+    assert worker.main([str(tmp_path), "0", "--patience", "1"]) == 1
     assert pauses[:5] == [0.01, 0.02, 0.04, 0.04, 0.04]
 
     starts: list[float] = []
