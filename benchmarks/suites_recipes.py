@@ -67,7 +67,7 @@ def main(arguments: list[str], say: Say) -> int:
         failed = not add(KEPT, name, "score", partial(of_runs, name, chosen.runs, chosen.machine), say)
     for name in [] if chosen.table else chosen.names or names():
         node = settings(name)
-        for part in ("score", "random"):
+        for part in ("random",) if chosen.runs else ("score", "random"):
             row = read(KEPT).get(name, {})
             enough = part == "random" or len(row.get("score", {}).get("seeds", ())) >= chosen.seeds
             if chosen.again or not enough or not current(part, row, node):

@@ -80,6 +80,8 @@ def test_what_is_scored_already_is_not_scored_again(tmp_path, monkeypatch):
     changed = {"total_env_steps": 7, "env": {}}
     monkeypatch.setattr(suites_recipes, "settings", lambda name: changed)
     assert run("--seeds=2") == 0 and trained[2:] == [(name, range(2))]
+    monkeypatch.setattr(suites_recipes, "of_runs", lambda name, runs, machine: ROW["score"])
+    assert run("--runs=elsewhere", "--machine=an H100", "--again") == 0 and len(trained) == 3
     with pytest.raises(SystemExit):
         suites_recipes.main(["navix/nothing"], print)
 
