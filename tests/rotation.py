@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-SHARES = 8
+SHARES = 12
 TABLE = Path(__file__).with_name("slow_costs.toml")
 LEFT_OUT = pytest.StashKey[list[str]]()
 CHOICE = pytest.StashKey[str]()

@@ -108,7 +108,7 @@ def test_what_is_new_moves_nothing_else_and_lands_somewhere():
 
 
 def test_the_table_is_of_tests_that_are_there_and_its_shares_fit_into_ci():
-    """CI has 20 minutes on two cores for a share."""
+    """CI has 10 minutes on two cores for a share."""
     costs = rotation.read_costs()
     for row in costs:
         file, _, test = row.partition("::")
@@ -116,7 +116,7 @@ def test_the_table_is_of_tests_that_are_there_and_its_shares_fit_into_ci():
     shares = rotation.assign(costs, rotation.SHARES)
     load = [sum(cost for row, cost in costs.items() if shares[row] == k) for k in range(rotation.SHARES)]
     assert max(load) <= 1.15 * sum(load) / len(load)
-    assert max(load) <= 20 * 60 * 2
+    assert max(load) <= 10 * 60 * 2
 
 
 def test_a_broken_budget_is_told_and_fails_nothing(project):
