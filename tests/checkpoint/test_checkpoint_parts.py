@@ -22,9 +22,10 @@ def put_by_orbax(monkeypatch):
 
 
 def _whole(tools):
-    """On the host: NumPy arrays and keys, a bfloat16 and all zeros among them."""
+    """On the host: NumPy arrays and keys, a bfloat16, all zeros and one without elements among them."""
     run = tools.build_run(3, members=len(PLACES))
-    run = run._replace(state=run.state._replace(step=run.state.step * 0))
+    none = {"none": jnp.zeros((len(PLACES), 2, 0))}
+    run = run._replace(state=run.state._replace(step=run.state.step * 0), data=run.data | none)
     return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), run)
 
 

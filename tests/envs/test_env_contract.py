@@ -4,11 +4,13 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from suites import CONF, SUITES, node_of
 from suites import build_env as build
 
@@ -16,6 +18,7 @@ from benchmarks.environments import KEPT, check_ends, observed, with_table
 from benchmarks.measure import Failed
 from rlexp.config import load_module, parse
 from rlexp.envs.base import Env, HostEnv, action_struct
+from rlexp.storage import checkpoint
 from rlexp.types import Continuous, Discrete, MultiDiscrete, TimeStep
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +130,7 @@ def is_quick(option: str) -> bool:
 
 
 @pytest.mark.parametrize("option", [pytest.param(o, marks=() if is_quick(o) else pytest.mark.slow) for o in TRIED])
-def test_contract(option):
+def test_contract(option, tmp_path):
     _, _, limit, ends_by, *_ = documented()[option]
     # An environment whose game always ends keeps its limit, and must never reach it; of the others episodes are cut.
     env = build(option, max_episode_steps=SHORT) if int(limit) > SHORT and ends_by != "termination" else build(option)
@@ -157,6 +160,27 @@ def test_contract(option):
     assert reset._cache_size() == 1
     assert step._cache_size() == 1  # a weak type in what reset returned would have made a second program
     check_rows(jax.tree.map(lambda *x: np.stack(x), *rows), limit, ends_by)
+    check_saved(state, tmp_path)
+
+
+class Kept(NamedTuple):
+    """Of a Run, what holds the environments."""
+
+    data: Any
+
+
+def check_saved(state: Any, directory: Path) -> None:
+    """A checkpoint has all of the environments' state, to the bit."""
+    node = yaml.safe_load((CONF.parent / "checkpoint" / "default.yaml").read_text())
+    config, _ = parse(node, checkpoint.Config, "checkpoint")
+    checkpoint.put(config, directory, 1, Kept(state), {}, None)
+    restored = checkpoint.restore(directory, jax.eval_shape(lambda: Kept(state)), warn=pytest.fail)
+    assert restored is not None
+    for was, now in zip(jax.tree.leaves(state), jax.tree.leaves(restored.run.data), strict=True):
+        if jnp.issubdtype(was.dtype, jax.dtypes.prng_key):
+            was, now = jax.random.key_data(was), jax.random.key_data(now)
+        assert (was.dtype, was.shape) == (now.dtype, now.shape)
+        assert np.asarray(was).tobytes() == np.asarray(now).tobytes()
 
 
 WALK = {"id": "envs.drawn:Walk-v0", "vectorization_mode": "sync", "kwargs": {}}

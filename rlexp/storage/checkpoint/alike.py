@@ -33,6 +33,7 @@ _NUMBERS = ("d", "manifest.ocdbt", "ocdbt.process_*")  # what of a saved Run hol
 
 def parts(config: Config, whole: PyTree) -> Put:
     """Saves parts of a Run, on the host, whose leaves have the members as their first axis."""
+    whole = structure.without_empty(whole)
     like: Path | None = None  # the one that Orbax saved
     encoded: dict[int, Encoded] = {}
 

@@ -12,7 +12,7 @@ from rlexp.storage.checkpoint import older
 from rlexp.storage.checkpoint.options import What
 from rlexp.storage.checkpoint.orbax import orbax
 from rlexp.storage.checkpoint.steps import Found, candidates, read_meta, steps
-from rlexp.storage.checkpoint.structure import Keys, difference, keys, leaves
+from rlexp.storage.checkpoint.structure import Keys, difference, keys, leaves, with_empty, without_empty
 from rlexp.storage.store import AnyPath
 from rlexp.types import PyTree
 
@@ -151,7 +151,8 @@ def read(step: AnyPath, at: Keys, abstract: PyTree) -> PyTree:
         sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
 
-    item = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), abstract)
+    saved = without_empty(abstract)
+    item = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved)
     for key in reversed(at):
         item = {key: item}
     # partial_restore: what the item does not name is not read.
@@ -159,7 +160,7 @@ def read(step: AnyPath, at: Keys, abstract: PyTree) -> PyTree:
     found = ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
     for key in at:
         found = found[key]
-    return found
+    return with_empty(found, abstract)
 
 
 def read_on_host(step: AnyPath, at: Keys) -> dict[Keys, np.ndarray]:

@@ -96,6 +96,7 @@ def make(config: Config, directory: AnyPath) -> Checkpointer:
     def save(update: int, run: PyTree, meta: dict[str, Any], metric: float | None) -> None:
         nonlocal writing, new_place
         structure.check_leaves(run)
+        run = structure.without_empty(run)
         described = frozen(meta, metric)
         score = described["metric"]
         with told_in_one_line(directory):

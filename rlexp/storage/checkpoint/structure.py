@@ -1,5 +1,6 @@
 """The leaves of a Run: which can be saved, and how two differ."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,6 @@ def check_leaves(run: PyTree) -> None:
         name = ".".join(keys(path))
         if not isinstance(leaf, jax.Array) and not _as_jax_has_it(leaf):
             raise ValueError(f"{name}: {type(leaf).__name__} cannot be saved; every leaf of a Run is a jax.Array")
-        if leaf.size == 0:
-            raise ValueError(f"{name}: an empty array, {_describe(leaf)}, cannot be saved; use () instead")
 
 
 def _as_jax_has_it(leaf: Any) -> bool:
@@ -28,14 +27,31 @@ def _as_jax_has_it(leaf: Any) -> bool:
     return known and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
 
 
+def without_empty(tree: PyTree) -> PyTree:
+    """() for each array without elements, which Orbax cannot save: its shape is all that it is, and the reader knows that."""
+    return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else (), tree)
+
+
+def with_empty(tree: PyTree, like: PyTree) -> PyTree:
+    """Puts back what `without_empty` took, as it is in `like`: arrays or jax.ShapeDtypeStructs, with a sharding or none."""
+
+    def whole(known: Any, leaf: Any) -> Any:
+        if math.prod(known.shape):
+            return leaf
+        made = jnp.zeros(known.shape, known.dtype, device=known.sharding)
+        return jax.device_put(made, known.sharding)  # random keys are made on one device, whatever is said
+
+    return jax.tree.map(whole, like, tree)
+
+
 def size_bytes(run: PyTree) -> int:
     """Bytes of all arrays, before compression; takes jax.ShapeDtypeStructs as well."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(run))
 
 
 def leaves(tree: PyTree) -> dict[Keys, str]:
-    """{path: what _describe says}."""
-    return {keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    """{path: what _describe says}, of what is saved."""
+    return {keys(path): _describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(without_empty(tree))}
 
 
 def difference(there: Mapping[Keys, str], here: Mapping[Keys, str]) -> str:
