@@ -34,7 +34,7 @@ WIDE = {
     ],
     "DoorKey": [
         "env=navix/door_key_5x5",
-        "total_env_steps=1_000_000",
+        "total_env_steps=500_000",  # a million teach each of 256 environments all there is
         "algo.hp.lr=1e-3",
     ],
 }

@@ -198,6 +198,8 @@ class Acting:
                 raise self._error
             if self._stopping:
                 raise RuntimeError("the source is closed")
+            if self._keeper is not None and self._keeper.queues():
+                self._moved = time.monotonic()
             if time.monotonic() - self._moved > self._settings.timeout_s:
                 absent = sorted(set(range(self._settings.num_workers)) - self._players.keys())
                 raise TimeoutError(

@@ -71,7 +71,8 @@ class Config:
     silence_s: Host[Seconds]
     """A worker that has an action and answers nothing for so long is given up, and started anew; longer than any step takes."""
     timeout_s: Host[Seconds]
-    """The run ends with an error when no environment has taken a step for so long; an unroll may take longer."""
+    """The run ends with an error when no environment has taken a step for so long; an unroll may take longer. Time in Slurm's
+    queue does not count."""
 
 
 def make(

@@ -26,6 +26,7 @@ class Started(NamedTuple):
 
     ended: Callable[[], str | None]  # how it ended, in words; None while it runs
     kill: Callable[[], None]
+    queues: Callable[[], bool] = lambda: False  # it has not begun, and waits for room
 
 
 Start = Callable[[int], Started]  # of a worker's number
@@ -62,6 +63,10 @@ class Keeper:
         if (started := worker.started) is not None and worker.since < before:
             worker.is_silent = True
             started.kill()
+
+    def queues(self) -> bool:
+        """Whether one of them waits for room."""
+        return any(started.queues() for worker in self._workers if (started := worker.started) is not None)
 
     def stop(self) -> None:
         """Starts none anew from now on."""
@@ -182,7 +187,10 @@ def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, A
             with contextlib.suppress(subprocess.CalledProcessError, OSError):  # it has ended meanwhile
                 job.cancel(check=False)
 
-        return Started(ended, kill)
+        def queues() -> bool:
+            return cluster == "slurm" and queue.waits(job.job_id)
+
+        return Started(ended, kill, queues)
 
     return start
 
@@ -192,19 +200,27 @@ class Queue:
 
     def __init__(self) -> None:
         self._asked = -SQUEUE_S
-        self._jobs: set[str] | None = None
+        self._jobs: dict[str, str] | None = None  # {id: PD, R, ...}; None where squeue did not answer
 
     def has(self, job: str, since: float) -> bool:
         """Whether a job that was submitted then waits or runs; True as long as that is not known."""
+        self._look()
+        return self._jobs is None or self._asked < since or job in self._jobs
+
+    def waits(self, job: str) -> bool:
+        """Whether a job has not begun, as of the last look by `has`."""
+        return self._jobs is not None and self._jobs.get(job) in ("PD", "CF", "RH", "RQ", "RF")
+
+    def _look(self) -> None:
         if time.monotonic() - self._asked > SQUEUE_S:
-            asked, command = time.monotonic(), ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i"]
+            asked, command = time.monotonic(), ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i %t"]
             try:
                 said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             except (OSError, subprocess.TimeoutExpired):
                 said = None
             self._asked = time.monotonic() if said is None or said.returncode else asked
-            self._jobs = None if said is None or said.returncode else set(said.stdout.split())
-        return self._jobs is None or self._asked < since or job in self._jobs
+            lines = None if said is None or said.returncode else said.stdout.splitlines()
+            self._jobs = None if lines is None else dict(line.split() for line in lines if line.strip())
 
 
 def _said(log: Path) -> str:

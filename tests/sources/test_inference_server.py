@@ -17,7 +17,7 @@ from sources.remote import NUM_ENVS, NUM_STEPS, Call, Plays, acting, arrays, pol
 from rlexp.config import ConfigError
 from rlexp.sources import acting as acting_module
 from rlexp.sources.unrolls import side_by_side
-from rlexp.workers import address, meeting, wire
+from rlexp.workers import address, keeper, meeting, wire
 from rlexp.workers.wire import Kind
 
 Code = grpc.StatusCode
@@ -388,6 +388,19 @@ def test_without_workers_the_learner_ends_with_an_error(tmp_path):
     said = r"no environment has moved for 0\.5 s; worker 0, 1 is not here"
     with acting(tmp_path, num_workers=2, timeout_s=0.5) as server, pytest.raises(TimeoutError, match=said):
         server.learn_from((policy(0),))
+
+
+def test_time_in_a_queue_does_not_count(tmp_path):
+    """The time-out is as long as from one look to the next: it would end the wait at the second."""
+    looks = []
+    started = keeper.Started(lambda: None, lambda: None, lambda: (looks.append(1), len(looks) < 8)[1])
+    said = r"no environment has moved for 0\.1 s; worker 0 is not here"
+    with (
+        acting(tmp_path, start=lambda folder: lambda index: started, timeout_s=0.1) as server,
+        pytest.raises(TimeoutError, match=said),
+    ):
+        server.learn_from((policy(0),))
+    assert len(looks) >= 8
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, NUM_STEPS - 1])

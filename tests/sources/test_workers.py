@@ -224,11 +224,12 @@ def test_a_job_that_is_not_in_slurms_queue_has_ended(tmp_path, monkeypatch):
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(keeper, "SQUEUE_S", 0.0)
-    said.write_text("7\n8\n")
+    said.write_text("7 R\n8 PD\n")
     queue, early = keeper.Queue(), time.monotonic() - 1
     assert queue.has("8", early) and not queue.has("9", early) and queue.has("9", time.monotonic() + 60)
+    assert queue.waits("8") and not queue.waits("7") and not queue.waits("9")
     said.unlink()
-    assert queue.has("9", early)
+    assert queue.has("9", early) and not queue.waits("8")
     said.write_text("")
     assert not queue.has("8", early)
 
