@@ -1,5 +1,6 @@
 """Writing checkpoints: what is in them, which are kept, donation, and disks that are full."""
 
+import dataclasses
 import logging
 import os
 import resource
@@ -7,6 +8,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -217,6 +219,31 @@ def test_arrays_without_elements_come_back(tmp_path, tools, num_devices):
     other = run._replace(data=run.data | {"alone": jnp.ones((4, 2), jnp.int32)})
     with pytest.raises(ConfigError, match=r"data\.alone is missing there, and int32\[4,2\] in this run"):
         checkpoint.restore(tmp_path, tools.abstract(other), warn=tools.never)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class NoFields:
+    """As XLand-MiniGrid has one in its state, for tasks that carry nothing."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Fields:
+    x: Any
+    nothing: NoFields
+    more: tuple
+
+
+def test_nodes_of_any_kind_come_back(tmp_path, tools):
+    run = tools.build_run()
+    own = [Fields(jnp.ones((4, 2)), NoFields(), (jnp.zeros(4), NoFields(), [])), NoFields()]
+    run = run._replace(data={"rollout": run.data, "own": own, "nothing": NoFields()})
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    checkpointer.save(1, run, {}, None)
+    checkpointer.close()
+    restored = checkpoint.restore(tmp_path, tools.abstract(run), warn=tools.never)
+    assert tools.same(restored.run, run)
 
 
 def test_meta_must_be_json(tmp_path, tools):

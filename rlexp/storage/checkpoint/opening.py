@@ -12,7 +12,7 @@ from rlexp.storage.checkpoint import older
 from rlexp.storage.checkpoint.options import What
 from rlexp.storage.checkpoint.orbax import orbax
 from rlexp.storage.checkpoint.steps import Found, candidates, read_meta, steps
-from rlexp.storage.checkpoint.structure import Keys, difference, keys, leaves, with_empty, without_empty
+from rlexp.storage.checkpoint.structure import Keys, difference, empty, is_saved, keys, leaves
 from rlexp.storage.store import AnyPath
 from rlexp.types import PyTree
 
@@ -144,34 +144,37 @@ def saved_leaves(step: AnyPath, at: Keys = ()) -> dict[Keys, str]:
 
 
 def read(step: AnyPath, at: Keys, abstract: PyTree) -> PyTree:
-    """The arrays below a path of the Run."""
+    """The arrays below a path of the Run, which are all that is there."""
     ocp = orbax()
+    wanted = {at + keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)}
 
-    def onto(leaf: Any) -> Any:
+    def onto(name: Keys) -> Any:
+        leaf = wanted[name]
         sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
 
-    saved = without_empty(abstract)
-    item = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved)
-    for key in reversed(at):
-        item = {key: item}
-    # partial_restore: what the item does not name is not read.
-    args = ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(onto, item), partial_restore=True)
-    found = ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
-    for key in at:
-        found = found[key]
-    return with_empty(found, abstract)
+    found = _leaves_at(step, at, onto) if any(map(is_saved, wanted.values())) else {}
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: found[at + keys(path)] if is_saved(x) else empty(x), abstract
+    )
 
 
 def read_on_host(step: AnyPath, at: Keys) -> dict[Keys, np.ndarray]:
     """The arrays below a path of the Run, whole, whatever devices they are of; of random keys the data."""
+    return _leaves_at(step, at, lambda name: orbax().RestoreArgs(restore_type=np.ndarray))
+
+
+def _leaves_at(step: AnyPath, at: Keys, onto: Callable[[Keys], Any]) -> dict[Keys, Any]:
+    """What is below a path, by the names in the checkpoint: Orbax is not told of what nodes the Run is made, since it cannot open
+    again what has no leaves and is no tuple, dict or None, such as a dataclass without fields."""
     ocp = orbax()
     item: Any = ocp.PyTreeCheckpointHandler().metadata(step / "run").tree
     for key in at:
         item = item[key]
     for key in reversed(at):
         item = {key: item}
-    onto = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-    args = ocp.args.PyTreeRestore(item=item, restore_args=onto, partial_restore=True)
-    found = ocp.PyTreeCheckpointHandler().restore(step / "run", args=args)
+    args = jax.tree_util.tree_map_with_path(lambda path, _: onto(keys(path)), item)
+    # partial_restore: what the item does not name is not read.
+    asked = ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
+    found = ocp.PyTreeCheckpointHandler().restore(step / "run", args=asked)
     return {keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}

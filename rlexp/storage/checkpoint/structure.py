@@ -27,21 +27,20 @@ def _as_jax_has_it(leaf: Any) -> bool:
     return known and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
 
 
+def is_saved(leaf: Any) -> bool:
+    """Orbax cannot save an array without elements: its shape is all that it is, and the reader knows that."""
+    return math.prod(leaf.shape) > 0
+
+
 def without_empty(tree: PyTree) -> PyTree:
-    """() for each array without elements, which Orbax cannot save: its shape is all that it is, and the reader knows that."""
-    return jax.tree.map(lambda leaf: leaf if math.prod(leaf.shape) else (), tree)
+    """What is saved: () for each array without elements."""
+    return jax.tree.map(lambda leaf: leaf if is_saved(leaf) else (), tree)
 
 
-def with_empty(tree: PyTree, like: PyTree) -> PyTree:
-    """Puts back what `without_empty` took, as it is in `like`: arrays or jax.ShapeDtypeStructs, with a sharding or none."""
-
-    def whole(known: Any, leaf: Any) -> Any:
-        if math.prod(known.shape):
-            return leaf
-        made = jnp.zeros(known.shape, known.dtype, device=known.sharding)
-        return jax.device_put(made, known.sharding)  # random keys are made on one device, whatever is said
-
-    return jax.tree.map(whole, like, tree)
+def empty(like: Any) -> jax.Array:
+    """An array without elements, as one was or as a jax.ShapeDtypeStruct says."""
+    made = jnp.zeros(like.shape, like.dtype, device=like.sharding)
+    return jax.device_put(made, like.sharding)  # random keys are made on one device, whatever is said
 
 
 def size_bytes(run: PyTree) -> int:
