@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from rlexp.types import Continuous, Discrete, EnvSpec
 CONF, DOCS = ROOT / "conf" / "env", ROOT / "docs" / "environments.md"
 KEPT = ROOT / "benchmarks" / "results" / "environments.json"
 HEAD = ["option", "observation", "actions", "limit", "ends by", "CPU µs a step", "random", "PPO"]
-NUM_ENVS, NUM_STEPS, TRAIN_STEPS, TIMEOUT_S = 64, 1000, 100_000, 300
+NUM_ENVS, NUM_STEPS, TRAIN_STEPS = 64, 1000, 100_000
+TIMEOUT_S = 1800.0  # of a training; programs of bodies compile for minutes
 MOST_STEPS = 10_000  # of one random episode: those of Craftax end long before their limit of 100,000
 
 
@@ -57,8 +58,9 @@ def main(arguments: list[str], say: Say) -> int:
     for option in [] if chosen.table else chosen.options or options():
         say(option)
         try:
-            kept[option] = {"ends_by": "either"} | kept.get(option, {}) | _measured(option, chosen)
-            check_ends(**kept[option])
+            for part in _parts(option, chosen):
+                kept[option] = {"ends_by": "either"} | kept.get(option, {}) | part
+                check_ends(**kept[option])
         except (ConfigError, Failed) as error:
             failed = True
             print(f"{option}: not measured: {error}", file=sys.stderr)
@@ -89,14 +91,15 @@ def observed(spec: EnvSpec) -> str:
     return ", ".join(told)
 
 
-def _measured(option: str, chosen: argparse.Namespace) -> dict[str, Any]:
+def _parts(option: str, chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What is found, one part after the other, so that what comes before a failure is kept. Raises ConfigError, Failed."""
     env = made(option)
     actions = in_words(env.spec)[0].partition(",")[0]
-    row = {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
-    if chosen.specs:
-        return row
-    row |= {} if chosen.trained else _random(env, num_steps=min(max(env.spec.max_episode_steps, NUM_STEPS), MOST_STEPS))
-    return row if chosen.untrained else row | {"ppo": _trained(option)}
+    yield {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
+    if not (chosen.specs or chosen.trained):
+        yield _random(env, num_steps=min(max(env.spec.max_episode_steps, NUM_STEPS), MOST_STEPS))
+    if not (chosen.specs or chosen.untrained):
+        yield {"ppo": _trained(option)}
 
 
 def check_ends(*, ends_by: str, random_episodes: Mapping[str, int] | None = None, **_: Any) -> None:
@@ -208,13 +211,10 @@ def _on_host(env: HostEnv, *, num_envs: int, num_steps: int) -> Callable[[Any], 
     return play
 
 
-def _trained(option: str) -> float | None:
-    """The mean return of PPO's last policy; None where it took longer than is given."""
+def _trained(option: str) -> float:
+    """The mean return of PPO's last policy. Raises Failed."""
     with tempfile.TemporaryDirectory() as folder:
         words = [f"env={option}", f"total_env_steps={TRAIN_STEPS}", "eval.every_env_steps=null", "checkpoint=off"]
         words += ["logger=quiet", f"hydra.run.dir={folder}/run"]
-        try:
-            run([sys.executable, "-m", "rlexp", *words], timeout_s=TIMEOUT_S)
-        except Failed:
-            return None
+        run([sys.executable, "-m", "rlexp", *words], timeout_s=TIMEOUT_S)
         return json.loads((Path(folder) / "run" / "summary.json").read_text())["objective"]
