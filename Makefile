@@ -28,11 +28,11 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 COMPILED_QUICKLY = XLA_FLAGS="$$($(PY) tests/xla_flags.py)" OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: reference help setup libtpu reverb tensorflow train test test-hydra14 test-reverb test-tensorflow test-slow test-all check fmt bench pins clean FORCE
+.PHONY: reference help setup libtpu reverb tensorflow train test test-hydra14 test-playground test-reverb test-tensorflow test-slow test-all check fmt bench pins clean FORCE
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: ARGS (for train, bench, test, test-hydra14, test-slow, test-all), PYTHON, EXTRAS (for setup), WORKERS (for test)"
+	@echo "  Variables: ARGS (for train, bench, test, test-hydra14, test-playground, test-slow, test-all), PYTHON, EXTRAS (for setup), WORKERS (for test)"
 
 setup: $(STAMP)  ## Make .venv with the pinned versions; EXTRAS=dev,envs,gpu adds the gpu extra
 
@@ -61,6 +61,11 @@ test-reverb: $(STAMP) $(REVERB)/.stamp  ## Replay against a real Reverb server
 # As heavy: when the reader of records has changed, and before a release.
 test-tensorflow: $(STAMP) $(TENSORFLOW)/.stamp  ## Records of driving against TensorFlow's own reader and writer
 	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=880 tests/envs/test_womd_against_tensorflow.py $(ARGS)
+
+# Apart, since it is 150 MB and nothing else needs it: it stays in .venv.
+test-playground:  ## The tests of MuJoCo Playground, which is installed for them
+	$(MAKE) setup EXTRAS=dev,envs,playground
+	$(PYTEST) -o faulthandler_timeout=880 -k playground tests/envs tests/benchmarks/test_suites_recipes.py $(ARGS)
 
 # With nothing named, one share of them: see tests/rotation.py.
 test-slow: $(STAMP) $(LIBTPU)/.stamp  ## Of the learning bars and whatever else takes long, today's share, or what ARGS names

@@ -45,7 +45,7 @@ EXPECTED_SKIPS: dict[str, str] = {
     "tests/envs/test_womd_against_tensorflow.py": "2 GB of TensorFlow: by hand, make test-tensorflow",
 }
 # Whatever runs these suites is skipped where they are not installed (tests/suites.py): the extra dev has them on Python 3.11
-# only, where they were tried, and Playground, which is 150 MB, nowhere.
+# only, where they were tried, and Playground, which is 150 MB, nowhere: make test-playground installs it.
 ABSENT_SUITES = (
     "playground",
     *(() if sys.version_info < (3, 12) else ("brax", "craftax", "jumanji", "navix", "xminigrid")),

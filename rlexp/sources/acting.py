@@ -6,6 +6,7 @@ together, where the batch waits for no more; the answers go out in the next one,
 
 import asyncio
 import contextlib
+import logging
 import queue
 import secrets
 import shutil
@@ -32,6 +33,8 @@ from rlexp.workers import address, meeting, wire
 from rlexp.workers.address import Tls
 from rlexp.workers.keeper import Keeper, Start
 from rlexp.workers.wire import Kind
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # the learner's wait looks up as often, and so does who looks for the silent
 END_S = 5.0  # within which workers have to end
@@ -189,6 +192,7 @@ class Acting:
         """
         self._moved = time.monotonic()  # workers may have waited for it
         self.version += 1
+        is_told = False
         if not self._stopping:
             self._loop.call_soon_threadsafe(self._hear, Published(policies))
         while True:
@@ -200,6 +204,9 @@ class Acting:
                 raise RuntimeError("the source is closed")
             if self._keeper is not None and self._keeper.queues():
                 self._moved = time.monotonic()
+                if not is_told:
+                    log.warning("workers wait in Slurm's queue, and the run for them")
+                    is_told = True
             if time.monotonic() - self._moved > self._settings.timeout_s:
                 absent = sorted(set(range(self._settings.num_workers)) - self._players.keys())
                 raise TimeoutError(

@@ -390,7 +390,7 @@ def test_without_workers_the_learner_ends_with_an_error(tmp_path):
         server.learn_from((policy(0),))
 
 
-def test_time_in_a_queue_does_not_count(tmp_path):
+def test_time_in_a_queue_does_not_count_and_is_told_once(tmp_path, caplog):
     """The time-out is as long as from one look to the next: it would end the wait at the second."""
     looks = []
     started = keeper.Started(lambda: None, lambda: None, lambda: (looks.append(1), len(looks) < 8)[1])
@@ -401,6 +401,7 @@ def test_time_in_a_queue_does_not_count(tmp_path):
     ):
         server.learn_from((policy(0),))
     assert len(looks) >= 8
+    assert [record.getMessage() for record in caplog.records] == ["workers wait in Slurm's queue, and the run for them"]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, NUM_STEPS - 1])
