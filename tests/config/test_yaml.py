@@ -141,6 +141,12 @@ def test_recipes_say_what_they_cost(name):
     assert any("minute" in line or " s " in line for line in head), head
 
 
+@pytest.mark.parametrize("name", [x for x in RECIPES if x.startswith("driving/") and x != "driving/apg"])
+def test_recipes_of_driving_are_of_one_task(name):
+    """What one records another can clone, and their returns mean the same; but for APG's, which learns nothing of events."""
+    assert composed(f"experiment={name}")["env"] == composed("experiment=driving/ppo")["env"]
+
+
 def _configs(cls: Any) -> list[Any]:
     """The dataclass and those of its fields, in lists too."""
     hints = get_type_hints(cls).values()
