@@ -73,8 +73,8 @@ TASKS = {
         **_CRAFTAX,
         hidden=(512, 512, 512),
         activation="tanh",
-        num_envs={"gpu": _GPU, "cpu": _CPU},
-        env_steps={"gpu": 1_500_000, "cpu": 60_000},
+        num_envs={"gpu": _GPU, "cpu": (64, 256)},
+        env_steps={"gpu": 1_500_000, "cpu": 1},
     ),
     "Craftax, with a memory": Task(
         "craftax/full",
