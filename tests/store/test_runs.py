@@ -89,7 +89,7 @@ def test_a_run_survives_its_machine(root, names, tmp_path):
 
     empty = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_DEBUG_LOG_MODULES": "jax._src.compiler"}
     output = run(here, f"resume={root}/runs/a", **empty)
-    assert "cache hit for 'jit_chunk_all'" in output  # compiled by the process that was killed
+    assert "cache hit for 'jit_updates_all'" in output  # compiled by the process that was killed
     assert_same(here / "runs/a", whole)
     summary = rundir.read_json(here / "runs/a/summary.json")
     assert summary["status"] == "finished" and summary["resumed_from"] >= 16 * 512
