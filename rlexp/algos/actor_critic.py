@@ -12,7 +12,6 @@ from rlexp.algos import continuous
 from rlexp.algos.base import TorsoOf
 from rlexp.algos.policy import policy_head
 from rlexp.config import ConfigError
-from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import MemoryTorso, SharedTrunk, net
 from rlexp.networks.dense import Dense
 from rlexp.networks.heads import Head
@@ -23,7 +22,6 @@ class Policy(NamedTuple):
     """What actors need."""
 
     params: PyTree
-    normaliser: PyTree
     explore: jax.Array
 
 
@@ -46,7 +44,6 @@ class ActorCritic(NamedTuple):
     window: Callable[[PyTree, PyTree, PyTree, Any], tuple[Any, PyTree]]
     distribution: Callable[[PyTree, Any, PyTree], Any]  # (params, what they see, obs) -> over actions
     value: Callable[[PyTree, Any], jax.Array]
-    normalise: Callable[[PyTree, PyTree], PyTree]  # (statistics, obs) -> obs as the network is given them
     drawn: Callable[[Trajectory], jax.Array]  # what was drawn where it acted; of continuous actions a vector, [..., D]
     remembers: bool
     # The functions of an Algorithm
@@ -60,7 +57,6 @@ def actor_critic(
     torso_of: TorsoOf,
     *,
     dtype: Any,
-    normalize_observations: bool,
     squash: bool = False,
     initial_std: float = 1.0,
 ) -> ActorCritic:
@@ -98,9 +94,6 @@ def actor_critic(
     def of_critic(seen: Any) -> Any:
         return seen.critic if grouped else seen
 
-    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
-        return observation_normaliser.normalise(stats, obs) if normalize_observations else obs
-
     def seen(look: Callable, params: PyTree, memory: PyTree, obs: PyTree, first: Any) -> tuple[Any, PyTree]:
         """What actor and critic see: features of the torso that they share, or the observation; and the memory after it."""
         return look(params["trunk"], memory, obs, first) if shared else (obs, memory)
@@ -136,12 +129,11 @@ def actor_critic(
 
     def policy(state: State, explore: bool) -> Policy:
         acting = {k: v for k, v in state.params.items() if k != "critic"}
-        return Policy(acting, state.normaliser, jnp.asarray(explore))
+        return Policy(acting, jnp.asarray(explore))
 
     def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, dict]:
-        obs = normalise(policy.normaliser, timestep.obs)
-        features, carry = seen(trunk.step, policy.params, carry, obs, timestep.first)
-        pi = distribution(policy.params, features, obs)
+        features, carry = seen(trunk.step, policy.params, carry, timestep.obs, timestep.first)
+        pi = distribution(policy.params, features, timestep.obs)
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         extras = {"log_prob": pi.log_prob(action)}
         if bounds is not None:
@@ -150,4 +142,4 @@ def actor_critic(
             action = action.reshape(*action.shape[:-1], *continuous_shape)
         return action, carry, extras
 
-    return ActorCritic(init, window, distribution, value_of, normalise, drawn, remembers, policy, trunk.carry, act)
+    return ActorCritic(init, window, distribution, value_of, drawn, remembers, policy, trunk.carry, act)

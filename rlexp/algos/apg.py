@@ -18,8 +18,8 @@ import optax
 
 from rlexp.algos import common, continuous
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.config import Count, Flag, Host, NonNegative, Part, Positive, schema
-from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.heads import Head
 from rlexp.ops import slopes
 from rlexp.types import Batch, EnvSpec, Key, PyTree, TimeStep, Update
@@ -66,7 +66,6 @@ class Policy(NamedTuple):
     """What actors need."""
 
     params: PyTree
-    normaliser: PyTree
     noise: jax.Array
 
 
@@ -86,9 +85,6 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     bounds = continuous.bounds(spec, "apg")
     actor = Head(torso_of(spec), bounds.size, scale=0.01, dtype=dtype)
 
-    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
-        return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
-
     def best(params: PyTree, obs: PyTree) -> jax.Array:
         """The actor's choice, within [-1, 1]."""
         out: Any = actor.apply(params, obs)
@@ -102,21 +98,20 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         actor_key, state_key = jax.random.split(key)
         params = actor.init(actor_key, jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation))
         step = jnp.zeros((), jnp.int32)
-        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
-        return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
+        return State(params, optimiser(hp, step)[0].init(params), hp, (), state_key, step)
 
     def policy(state: State, explore: bool) -> Policy:
         noise = jnp.where(jnp.asarray(explore), state.hp["exploration_noise"], 0.0)
-        return Policy(state.params, state.normaliser, noise)
+        return Policy(state.params, noise)
 
     def act(policy: Policy, carry: tuple, timestep: TimeStep, key: Key) -> tuple[jax.Array, tuple, dict]:
-        unit = best(policy.params, normalise(policy.normaliser, timestep.obs))
+        unit = best(policy.params, timestep.obs)
         noise = policy.noise * jax.random.normal(key, unit.shape, jnp.float32)
         return bounds.from_unit(slopes.clip(unit + noise, -1.0, 1.0)), carry, {}
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         rows = batch.trajectory
-        obs = normalise(state.normaliser, jax.tree.map(lambda x: x[:-1], rows.obs))
+        obs = jax.tree.map(lambda x: x[:-1], rows.obs)
         weight = rows.valid[:-1] * batch.weight
         slope = rows.extras["return_gradient"][:-1]
 
@@ -130,8 +125,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         optimise, lr = optimiser(state.hp, state.step)
         params, opt_state = common.descend(optimise, grads, state.opt_state, state.params)
         numbers = {"loss/policy": value, "loss/grad_norm": optax.tree.norm(grads), "loss/lr": lr}
-        stats = common.statistics(state.normaliser, rows) if config.normalize_observations else ()
-        state = state._replace(params=params, opt_state=opt_state, normaliser=stats, step=state.step + 1)
+        state = state._replace(params=params, opt_state=opt_state, step=state.step + 1)
         return state, Update({name: common.single(x) for name, x in numbers.items()})
 
-    return Algorithm(init, policy, lambda num_envs: (), act, update)
+    made = Algorithm(init, policy, lambda num_envs: (), act, update)
+    return normalised_observations(made, spec.observation) if config.normalize_observations else made

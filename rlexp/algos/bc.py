@@ -17,9 +17,9 @@ import optax
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.algos.policy import policy_head
 from rlexp.config import Count, Flag, Host, Part, Positive, schema
-from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import net
 from rlexp.networks.heads import head_on
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
@@ -49,7 +49,7 @@ class Config:
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
     normalize_observations: Flag
-    """Scale observations by their running mean and deviation."""
+    """Scale float observations by their running mean and deviation."""
     source: Part
     hp: Hp
 
@@ -61,7 +61,6 @@ class Policy(NamedTuple):
     """What actors need."""
 
     params: PyTree
-    normaliser: PyTree
     explore: jax.Array
 
 
@@ -83,9 +82,6 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     network = net(head_on(torso_of(spec, memory=True), head.num_outputs, scale=0.01, dtype=dtype))
     shape = spec.action.shape if isinstance(spec.action, Continuous) else None
 
-    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
-        return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
-
     def optimiser(hp: dict[str, jax.Array], lr: jax.Array) -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(hp["max_grad_norm"]), optax.adam(lr, eps=hp["adam_eps"]))
 
@@ -95,23 +91,21 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         params: dict[str, Any] = {"net": network.init(params_key, obs)}
         if head.num_log_stds:
             params["log_std"] = jnp.zeros((head.num_log_stds,), jnp.float32)
-        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
         opt_state = optimiser(hp, hp["lr"]).init(params)
-        return State(params, opt_state, hp, stats, state_key, jnp.zeros((), jnp.int32))
+        return State(params, opt_state, hp, (), state_key, jnp.zeros((), jnp.int32))
 
     def policy(state: State, explore: bool) -> Policy:
-        return Policy(state.params, state.normaliser, jnp.asarray(explore))
+        return Policy(state.params, jnp.asarray(explore))
 
     def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, tuple]:
-        obs = normalise(policy.normaliser, timestep.obs)
-        outputs, carry = network.step(policy.params["net"], carry, obs, timestep.first)
-        pi = head.distribution(outputs, policy.params.get("log_std"), obs)
+        outputs, carry = network.step(policy.params["net"], carry, timestep.obs, timestep.first)
+        pi = head.distribution(outputs, policy.params.get("log_std"), timestep.obs)
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         return action if shape is None else action.reshape(*action.shape[:-1], *shape), carry, ()
 
     def loss(params: PyTree, state: State, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         rows = jax.tree.map(lambda x: x[:-1], batch.trajectory)
-        obs, (_, num_samples) = normalise(state.normaliser, rows.obs), rows.valid.shape
+        obs, (_, num_samples) = rows.obs, rows.valid.shape
         memory = batch.memory if jax.tree.leaves(batch.memory) else network.carry(num_samples)
         outputs, _ = network.window(params["net"], memory, obs, rows.first)
         pi = head.distribution(outputs, params.get("log_std"), obs)
@@ -132,9 +126,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         metrics = {name: Mean(total, num_rows) for name, total in sums.items()}
         metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
         learnt = state._replace(params=params, opt_state=opt_state, step=state.step + 1)
-        if config.normalize_observations:
-            seen = jax.tree.map(lambda x: x[:-1], batch.trajectory.obs)
-            learnt = learnt._replace(normaliser=observation_normaliser.update(state.normaliser, seen, valid))
         return learnt, Update(metrics)
 
-    return Algorithm(init, policy, network.carry, act, update)
+    made = Algorithm(init, policy, network.carry, act, update)
+    return normalised_observations(made, spec.observation) if config.normalize_observations else made

@@ -10,10 +10,9 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from rlexp.config import ConfigError, TwoValues, nearest_divisor
-from rlexp.networks import normaliser
 from rlexp.ops.distributions import masked
 from rlexp.ops.shuffle import minibatches
-from rlexp.types import Continuous, Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree, Trajectory
+from rlexp.types import Continuous, Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree
 
 # LEARNS_FROM (`rlexp.kinds.Algo`) of those that are on policy, whose transitions are new, each once.
 PLAYED = {"played": "rollout, or source=host for environments of the host", "slopes": "analytic"}
@@ -183,12 +182,6 @@ def gradient_step(
     metrics = {name: Mean(total, count) for name, total in sums.items()}
     metrics |= {"loss/grad_norm": single(optax.tree.norm(grads)), "loss/lr": single(lr)}
     return state._replace(params=params, opt_state=opt_state), metrics
-
-
-def statistics(stats: PyTree, trajectory: Trajectory) -> PyTree:
-    """Those of the observations, with the rows of a trajectory [T+1, ...] added; row T is the next one's row 0."""
-    rows = jax.tree.map(lambda x: x[:-1], trajectory.obs)
-    return normaliser.update(stats, rows, trajectory.valid[:-1])
 
 
 def single(x: Array) -> Mean:

@@ -20,6 +20,7 @@ import optax
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.algos.policy import policy_head
 from rlexp.config import (
     ConfigError,
@@ -34,7 +35,6 @@ from rlexp.config import (
     nearest_divisor,
     schema,
 )
-from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.decision_transformer import DecisionTransformer
 from rlexp.types import Batch, Continuous, Discrete, EnvSpec, Key, Mean, MultiDiscrete, PyTree, TimeStep, Update
 
@@ -81,7 +81,7 @@ class Config:
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
     normalize_observations: Flag
-    """Scale observations by their running mean and deviation."""
+    """Scale float observations by their running mean and deviation."""
     source: Part
     hp: Hp
 
@@ -94,7 +94,6 @@ class Policy(NamedTuple):
     """What actors need."""
 
     params: PyTree
-    normaliser: PyTree
     target_return: jax.Array
     return_scale: jax.Array
     explore: jax.Array
@@ -132,9 +131,6 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     num_times = spec.max_episode_steps + 1
     sizes = (head.num_outputs, config.units, config.layers, config.heads, num_times)
     network = DecisionTransformer(torso_of(spec), *sizes, config.remat, dtype)
-
-    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
-        return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
 
     def as_token(action: jax.Array) -> jax.Array:
         """[B, K, ...] -> numbers [B, K, A]."""
@@ -175,13 +171,12 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         }
         if head.num_log_stds:
             params["log_std"] = jnp.zeros((head.num_log_stds,), jnp.float32)
-        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
         opt_state = optimiser(hp, hp["lr"]).init(params)
-        return State(params, opt_state, hp, stats, state_key, jnp.zeros((), jnp.int32))
+        return State(params, opt_state, hp, (), state_key, jnp.zeros((), jnp.int32))
 
     def policy(state: State, explore: bool) -> Policy:
         asked = state.hp["target_return"], state.hp["return_scale"]
-        return Policy(state.params, state.normaliser, *asked, jnp.asarray(explore))
+        return Policy(state.params, *asked, jnp.asarray(explore))
 
     def act(policy: Policy, carry: Context, timestep: TimeStep, key: Key) -> tuple[jax.Array, Context, tuple]:
         first = timestep.first
@@ -197,7 +192,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         tos, times = _pushed(carry.to_go, to_go), _pushed(carry.time, time)
         present = jnp.arange(num_rows) >= num_rows - length[:, None]
         unknown = jnp.zeros_like(carry.action[:, 0])  # of the newest row the action comes after what is read off
-        seen = normalise(policy.normaliser, obs), _pushed(carry.action, unknown), times, present
+        seen = obs, _pushed(carry.action, unknown), times, present
         pi = jax.tree.map(lambda x: x[:, -1], distribution(policy.params, tos * policy.return_scale, *seen))
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         if isinstance(action_of, Continuous):
@@ -222,8 +217,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         hp, rows = state.hp, jax.tree.map(lambda x: x[:-1], batch.trajectory)
         num_valid = jnp.sum(rows.valid)
-        seen = rows._replace(obs=normalise(state.normaliser, rows.obs))
-        windows = jax.tree.map(lambda x: x.swapaxes(0, 1), seen), batch.weight
+        windows = jax.tree.map(lambda x: x.swapaxes(0, 1), rows), batch.weight
         grads, sums = common.gradients(
             lambda params, part: loss(params, part, jnp.maximum(num_valid, 1.0), hp),
             state.params,
@@ -237,12 +231,10 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         metrics = {name: Mean(total, num_valid) for name, total in sums.items()}
         metrics |= {"loss/grad_norm": common.single(optax.tree.norm(grads)), "loss/lr": common.single(lr)}
         learnt = state._replace(params=params, opt_state=opt_state, step=state.step + 1)
-        if config.normalize_observations:
-            stats = observation_normaliser.update(state.normaliser, rows.obs, rows.valid)
-            learnt = learnt._replace(normaliser=stats)
         return learnt, Update(metrics)
 
-    return Algorithm(init, policy, carry, act, update)
+    made = Algorithm(init, policy, carry, act, update)
+    return normalised_observations(made, spec.observation) if config.normalize_observations else made
 
 
 def _check(config: Config, num_shards: int) -> None:

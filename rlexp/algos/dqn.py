@@ -21,7 +21,6 @@ episode that is cut short bootstraps from its true last observation; rows that b
 count nowhere; C51's cross entropy is less the target's entropy, with the same gradient, so that the priority is 0 where nothing
 is to be learnt (Rainbow's choice); the streams of `duelling` have a hidden layer as wide as the torso's features, the
 gradient into the torso is not scaled, and the mean over actions is over forbidden ones too.
-Observations are not normalised: statistics of a memory are of policies long past.
 """
 
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from pydantic import Field
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.config import ConfigError, Count, Flag, Fraction, Host, Number, Part, Positive, schema
 from rlexp.networks.heads import DuellingHead, Head
 from rlexp.ops import value_distributions
@@ -95,6 +95,8 @@ class Config:
     """The number of environments that lr was chosen for."""
     source: Part
     hp: Hp
+    normalize_observations: Flag = False
+    """Scale float observations by their running mean and deviation."""
     duelling: Flag = False
     """Two streams after the network, what a state is worth and what each action adds to it."""
     value: Literal["expected", "categorical"] = "expected"
@@ -124,7 +126,7 @@ class State(NamedTuple):
     target: PyTree  # parameters of the target network
     opt_state: PyTree
     hp: dict[str, jax.Array]
-    normaliser: tuple  # none
+    normaliser: PyTree
     key: Key
     step: jax.Array  # updates done, int32
 
@@ -293,4 +295,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         )
         return learnt, Update(metrics, priority=error.priority * valid)
 
-    return Algorithm(init, policy, lambda num_envs: (), act, update)
+    made = Algorithm(init, policy, lambda num_envs: (), act, update)
+    return normalised_observations(made, spec.observation) if config.normalize_observations else made

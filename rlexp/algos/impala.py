@@ -21,9 +21,9 @@ import optax
 from rlexp.algos import common
 from rlexp.algos.actor_critic import State, actor_critic
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.algos.rewards import normalised_rewards
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
-from rlexp.networks import normaliser as observation_normaliser
 from rlexp.ops.scan import scan
 from rlexp.ops.vtrace import vtrace
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
@@ -110,7 +110,7 @@ class Rows(NamedTuple):
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """IMPALA for an environment. Raises ConfigError where the minibatches do not divide the environments."""
-    parts = actor_critic(spec, torso_of, dtype=dtype, normalize_observations=config.normalize_observations)
+    parts = actor_critic(spec, torso_of, dtype=dtype)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=True)
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
@@ -122,8 +122,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         actor_key, critic_key, state_key = jax.random.split(key, 3)
         params = parts.init(actor_key, critic_key)
         step = jnp.zeros((), jnp.int32)
-        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
-        return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
+        return State(params, optimiser(hp, step)[0].init(params), hp, (), state_key, step)
 
     def loss(
         params: PyTree, part: tuple[Rows, PyTree], hp: dict[str, jax.Array], num_rows: jax.Array
@@ -184,7 +183,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         trajectory = batch.trajectory
         goes_on = jnp.ones_like(trajectory.valid).at[-1].set(0.0)  # row T is no transition, whatever it says
         windows = Rows(
-            obs=parts.normalise(state.normaliser, trajectory.obs),
+            obs=trajectory.obs,
             first=trajectory.first,
             action=parts.drawn(trajectory),
             log_prob=trajectory.extras["log_prob"],
@@ -204,9 +203,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
         learnt, metrics = scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
-        if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
-            learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
+    made = normalised_observations(made, spec.observation) if config.normalize_observations else made
     return normalised_rewards(made) if config.normalize_rewards else made

@@ -19,6 +19,7 @@ import optax
 
 from rlexp.algos import common, continuous
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.algos.policy import policy_head
 from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
 from rlexp.networks.heads import Head
@@ -60,6 +61,8 @@ class Config:
     """Learning rate falls linearly to 0 at total_env_steps."""
     source: Part
     hp: Hp
+    normalize_observations: Flag = False
+    """Scale float observations by their running mean and deviation."""
 
     def __post_init__(self) -> None:
         common.one_setting(self, sequence_length="sequence_length")
@@ -79,7 +82,7 @@ class State(NamedTuple):
     target: PyTree  # parameters of the target critics
     opt_state: PyTree
     hp: dict[str, jax.Array]
-    normaliser: tuple  # none
+    normaliser: PyTree
     key: Key
     step: jax.Array  # updates done, int32
 
@@ -173,4 +176,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         learnt = state._replace(params=params, target=target, opt_state=opt_state, step=state.step + 1)
         return learnt, Update(metrics)
 
-    return Algorithm(init, policy, lambda num_envs: (), act, update)
+    made = Algorithm(init, policy, lambda num_envs: (), act, update)
+    return normalised_observations(made, spec.observation) if config.normalize_observations else made

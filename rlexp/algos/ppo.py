@@ -19,9 +19,9 @@ import optax
 from rlexp.algos import common
 from rlexp.algos.actor_critic import State, actor_critic
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.algos.rewards import normalised_rewards
 from rlexp.config import ConfigError, Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
-from rlexp.networks import normaliser as observation_normaliser
 from rlexp.ops import weighted
 from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
@@ -145,15 +145,8 @@ def by_kl(inner: optax.GradientTransformation, factor: jax.Array) -> optax.Gradi
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
     """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
-    squash, observations = config.action_bounds == "squash", config.normalize_observations
-    parts = actor_critic(
-        spec,
-        torso_of,
-        dtype=dtype,
-        normalize_observations=observations,
-        squash=squash,
-        initial_std=config.initial_std,
-    )
+    squash = config.action_bounds == "squash"
+    parts = actor_critic(spec, torso_of, dtype=dtype, squash=squash, initial_std=config.initial_std)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
 
     if config.desired_kl is not None and config.anneal_lr:
@@ -170,11 +163,10 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         actor_key, critic_key, state_key = jax.random.split(key, 3)
         params = parts.init(actor_key, critic_key)
         step = jnp.zeros((), jnp.int32)
-        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
         optimise = optimiser(hp, step)[0]
         if config.desired_kl is not None:
             optimise = by_kl(optimise, jnp.ones_like(hp["lr"]))
-        return State(params, optimise.init(params), hp, stats, state_key, step)
+        return State(params, optimise.init(params), hp, (), state_key, step)
 
     def loss(
         params: PyTree, part: tuple[Rows, PyTree], hp: dict[str, jax.Array], num_rows: jax.Array
@@ -231,8 +223,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)
         trajectory = batch.trajectory
-        obs = parts.normalise(state.normaliser, trajectory.obs)
-        features, _ = parts.window(state.params, batch.memory, obs, trajectory.first)
+        features, _ = parts.window(state.params, batch.memory, trajectory.obs, trajectory.first)
         value = parts.value(state.params, features)  # [T+1, B]
         estimate = jax.vmap(
             lambda r, d, w, v: gae(
@@ -245,7 +236,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         advantage, target = estimate(reward, trajectory.discount[:-1], trajectory.valid[:-1], value)
         weight = trajectory.valid[:-1] * batch.weight
         rows = Rows(
-            obs=jax.tree.map(lambda x: x[:-1], obs),
+            obs=jax.tree.map(lambda x: x[:-1], trajectory.obs),
             first=trajectory.first[:-1] if parts.remembers else (),
             action=parts.drawn(trajectory)[:-1],
             log_prob=trajectory.extras["log_prob"][:-1],
@@ -273,9 +264,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         learnt, metrics = scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
         metrics["loss/explained_variance"] = common.single(weighted.explained_variance(value[:-1], target, weight))
-        if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
-            learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
+    made = normalised_observations(made, spec.observation) if config.normalize_observations else made
     return normalised_rewards(made) if config.normalize_rewards else made

@@ -20,9 +20,9 @@ import optax
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.algos.rewards import normalised_rewards
 from rlexp.config import Count, Flag, Fraction, Host, Part, Positive, schema
-from rlexp.networks import normaliser as observation_normaliser
 from rlexp.networks.base import MemoryTorso, net
 from rlexp.networks.heads import head_on
 from rlexp.ops.returns import lambda_returns
@@ -91,7 +91,6 @@ class Policy(NamedTuple):
     """What actors need."""
 
     params: PyTree
-    normaliser: PyTree
     epsilon: jax.Array
 
 
@@ -123,9 +122,6 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=remembers)
     q_net = net(head_on(torso, common.num_actions(spec, "pqn"), scale=1.0, dtype=dtype))  # out: [..., A]
 
-    def normalise(stats: PyTree, obs: PyTree) -> PyTree:
-        return observation_normaliser.normalise(stats, obs) if config.normalize_observations else obs
-
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:
         lr = hp["lr"] * (1.0 - common.progress(hp, step)) if config.anneal_lr else hp["lr"]
         clip = optax.clip_by_global_norm(hp["max_grad_norm"])
@@ -139,15 +135,13 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         obs = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.observation)
         params = q_net.init(params_key, obs)
         step = jnp.zeros((), jnp.int32)
-        stats = observation_normaliser.init(spec.observation) if config.normalize_observations else ()
-        return State(params, optimiser(hp, step)[0].init(params), hp, stats, state_key, step)
+        return State(params, optimiser(hp, step)[0].init(params), hp, (), state_key, step)
 
     def policy(state: State, explore: bool) -> Policy:
-        return Policy(state.params, state.normaliser, jnp.where(jnp.asarray(explore), epsilon_of(state), 0.0))
+        return Policy(state.params, jnp.where(jnp.asarray(explore), epsilon_of(state), 0.0))
 
     def act(policy: Policy, carry: PyTree, timestep: TimeStep, key: Key) -> tuple[jax.Array, PyTree, dict]:
-        obs = normalise(policy.normaliser, timestep.obs)
-        q, carry = q_net.step(policy.params, carry, obs, timestep.first)
+        q, carry = q_net.step(policy.params, carry, timestep.obs, timestep.first)
         mask = common.allowed(spec, timestep.obs, q)
         return common.epsilon_greedy(key, q, mask, policy.epsilon), carry, {}
 
@@ -178,8 +172,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)
         trajectory, hp = batch.trajectory, state.hp
-        obs = normalise(state.normaliser, trajectory.obs)
-        q, _ = q_net.window(state.params, batch.memory, obs, trajectory.first)  # [T+1, B, A]
+        q, _ = q_net.window(state.params, batch.memory, trajectory.obs, trajectory.first)  # [T+1, B, A]
         value = common.pick(q, common.greedy(q, common.allowed(spec, trajectory.obs, q)))
         target_of = jax.vmap(
             lambda r, d, v, b: lambda_returns(
@@ -190,7 +183,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         )
         reward = trajectory.reward[:-1] * hp["reward_scale"]
         rows = Rows(
-            obs=jax.tree.map(lambda x: x[:-1], obs),
+            obs=jax.tree.map(lambda x: x[:-1], trajectory.obs),
             first=trajectory.first[:-1] if remembers else (),
             action=trajectory.action[:-1],
             target=target_of(reward, trajectory.discount[:-1], trajectory.valid[:-1], value[1:]),
@@ -205,9 +198,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
         learnt, metrics = scan(epoch, state, jax.random.split(shuffle_key, num_epochs))
         metrics = jax.tree.map(jnp.sum, metrics) | {"loss/epsilon": common.single(epsilon_of(state))}
-        if config.normalize_observations:  # only now, so that acting and learning saw the same statistics
-            learnt = learnt._replace(normaliser=common.statistics(state.normaliser, trajectory))
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, policy, q_net.carry, act, update)
+    made = normalised_observations(made, spec.observation) if config.normalize_observations else made
     return normalised_rewards(made) if config.normalize_rewards else made

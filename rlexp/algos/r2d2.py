@@ -24,6 +24,7 @@ import optax
 
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Fraction, Host, Part, Positive, schema
 from rlexp.networks.base import MemoryTorso, net
 from rlexp.networks.heads import head_on
@@ -91,6 +92,8 @@ class Config:
     """The number of environments that lr was chosen for."""
     source: Part
     hp: Hp
+    normalize_observations: Flag = False
+    """Scale float observations by their running mean and deviation."""
 
     def __post_init__(self) -> None:
         common.one_setting(self, num_updates="num_updates", sequence_length="sequence_length")
@@ -110,7 +113,7 @@ class State(NamedTuple):
     target: PyTree  # parameters of the target network
     opt_state: PyTree
     hp: dict[str, jax.Array]
-    normaliser: tuple  # none
+    normaliser: PyTree
     key: Key
     step: jax.Array  # updates done, int32
 
@@ -215,4 +218,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         )
         return learnt, Update(metrics, priority=priority)
 
-    return Algorithm(init, policy, q_net.carry, act, update)
+    made = Algorithm(init, policy, q_net.carry, act, update)
+    return normalised_observations(made, spec.observation) if config.normalize_observations else made

@@ -14,7 +14,7 @@ Deviations: the three gradients are taken at the same parameters; the target of 
 largest, log of the number of allowed actions, where actions are discrete (the paper's is 0.98); actions are uniform until the
 first update; w are the importance weights of a prioritised memory, whose priorities are the mean of the critics' errors; an
 episode that is cut short bootstraps from its true last observation; rows that belong to no transition (`valid` 0) count
-nowhere. Observations are not normalised: statistics of a memory are of policies long past.
+nowhere.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -25,6 +25,7 @@ import optax
 
 from rlexp.algos import common, continuous
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.config import Count, Flag, Fraction, Host, Number, Part, Positive, schema
 from rlexp.networks.heads import Head
 from rlexp.ops.distributions import Categorical, SquashedNormal, masked
@@ -81,6 +82,8 @@ class Config:
     """The number of environments that lr was chosen for."""
     source: Part
     hp: Hp
+    normalize_observations: Flag = False
+    """Scale float observations by their running mean and deviation."""
 
     def __post_init__(self) -> None:
         common.one_setting(self, num_updates="num_updates")
@@ -106,7 +109,7 @@ class State(NamedTuple):
     target: PyTree  # parameters of the target critics
     opt_state: PyTree
     hp: dict[str, jax.Array]
-    normaliser: tuple  # none
+    normaliser: PyTree
     key: Key
     step: jax.Array  # updates done, int32
 
@@ -231,4 +234,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         learnt = state._replace(params=params, target=target, opt_state=opt_state, key=key, step=step)
         return learnt, Update(metrics, priority=priority)
 
-    return Algorithm(init, policy, lambda num_envs: (), act, update)
+    made = Algorithm(init, policy, lambda num_envs: (), act, update)
+    return normalised_observations(made, spec.observation) if config.normalize_observations else made

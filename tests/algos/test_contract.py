@@ -41,8 +41,7 @@ def build(algorithm: str, env: str = "masked", actions: str = "") -> Experiment:
         node["network"]["hidden"] = [8]
     probe = composed("ppo", actions) if actions else node
     node["env"] = {**probe["env"]} if env == "probe" else {"module": toys.__name__, "continuous": env == "continuous"}
-    if "normalize_observations" in node["algo"]:
-        node["algo"]["normalize_observations"] = True
+    node["algo"]["normalize_observations"] = True
     sizes = SIZES if "num_envs" in node["algo"] else OF_DATA | OF_PROBE if env == "probe" else OF_DATA
     node["algo"] |= {name: size for name, size in sizes.items() if name in node["algo"]}
     return experiment.build(node)
@@ -188,6 +187,7 @@ class TestShapes:
         assert int(state.step) == 1
         assert bits(state.hp) == bits(c.hp)
         assert bits(state.params) != bits(c.state.params)
+        assert float(state.normaliser.count) == np.asarray(c.batch.trajectory.valid[:-1]).sum()  # build() asks for it
         if out.priority is not None:
             assert out.priority.shape == c.batch.weight.shape
 

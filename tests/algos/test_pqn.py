@@ -85,20 +85,6 @@ def test_the_learning_rate_falls_only_where_it_is_told_to(anneal, share):
     np.testing.assert_allclose(out.metrics["loss/lr"].sum, share * made.experiment.hp["lr"], rtol=1e-6)
 
 
-def test_the_normaliser_learns_from_rows_that_count_and_only_after_the_update():
-    """So that acting and learning of one trajectory see the same numbers."""
-    made = toys.build(*ONE_STEP, "algo.normalize_observations=true")
-    rows = toys.trajectory(0, T + 1, B)
-    state = made.begin()
-    learnt, out = made.update(state, Batch(rows, jnp.ones((B,), jnp.float32)))
-    plain = toys.build(*ONE_STEP).update(state._replace(normaliser=()), Batch(rows, jnp.ones((B,))))[1]
-    np.testing.assert_array_equal(out.metrics["loss/value"].sum, plain.metrics["loss/value"].sum)
-    counts = np.asarray(rows.valid[:-1]) == 1
-    assert int(learnt.normaliser.count) == counts.sum()
-    seen = np.asarray(rows.obs["position"][:-1])[counts]
-    np.testing.assert_allclose(learnt.normaliser.mean["position"], seen.mean(axis=0), rtol=1e-4, atol=1e-6)
-
-
 def test_minibatches_must_divide_the_rollout():
     with pytest.raises(ConfigError, match=r"^algo.num_minibatches: 36 .* the nearest that fits is 32$"):
         toys.build(*ONE_STEP, "algo.num_minibatches=36")

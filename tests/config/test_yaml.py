@@ -50,6 +50,7 @@ ADDED_LATER += (
     "desired_kl",
     "initial_std",
 )  # of PPO, the first of PQN and IMPALA too
+ADDED_LATER += ("normalize_observations",)  # of those that learn from a memory
 ADDED_LATER += ("num_devices",)  # of source=inference, which had none
 ADDED_LATER += ("timeout_s",)  # of env=gymnasium
 ADDED_LATER += ("inner",)  # of a replay over another source
