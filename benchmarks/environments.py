@@ -5,8 +5,8 @@ random actions costs with 64 environments side by side, resets included; the mea
 short run of PPO with its default settings, for which some are too hard. Numbers are kept in
 benchmarks/results/environments.json, so that one environment can be measured without the others, and with them how many
 episodes of random actions were terminated and truncated. What an environment can end by (`ends_by`) is written there by hand, and
-held against these episodes. `--specs` measures nothing, `--untrained` no PPO, `--trained` nothing else; `--table` writes the table
-from what is kept.
+held against these episodes; `ppo_entropy_coef` is there where PPO had another bonus for entropy than its default is now. `--specs`
+measures nothing, `--untrained` no PPO, `--trained` nothing else; `--table` writes the table from what is kept.
 """
 
 import argparse
@@ -81,7 +81,8 @@ def cells(option: str, row: dict[str, Any]) -> list[str]:
         return "" if row.get(name) is None else f"{row[name]:.3g}"
 
     told = [f"`{option}`", row["observation"], row["actions"], str(row["limit"]), row["ends_by"]]
-    return [*told, number("us_a_step"), number("random"), number("ppo")]
+    mark = "†" if row.get("ppo_entropy_coef") else ""
+    return [*told, number("us_a_step"), number("random"), number("ppo") + mark]
 
 
 def observed(spec: EnvSpec) -> str:
@@ -99,7 +100,7 @@ def _parts(option: str, chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if not (chosen.specs or chosen.trained):
         yield _random(env, num_steps=min(max(env.spec.max_episode_steps, NUM_STEPS), MOST_STEPS))
     if not (chosen.specs or chosen.untrained):
-        yield {"ppo": _trained(option)}
+        yield {"ppo": _trained(option), "ppo_entropy_coef": None}
 
 
 def check_ends(*, ends_by: str, random_episodes: Mapping[str, int] | None = None, **_: Any) -> None:

@@ -5,6 +5,7 @@ minor one), and the changelog says so; a test holds them against `tests/docs/api
 """
 
 from rlexp.algos.base import Algorithm, TorsoOf
+from rlexp.algos.observations import normalised_observations
 from rlexp.config import (
     ConfigError,
     Count,
@@ -95,6 +96,7 @@ __all__ = [
     "n_step_return",
     "net",
     "never_fatal",
+    "normalised_observations",
     "orthogonal",
     "schema",
     "split_image",
