@@ -103,12 +103,12 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         action = jnp.where(policy.explore, pi.sample(key), pi.mode())
         return action if shape is None else action.reshape(*action.shape[:-1], *shape), carry, ()
 
-    def loss(params: PyTree, state: State, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(params: PyTree, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         rows = jax.tree.map(lambda x: x[:-1], batch.trajectory)
-        obs, (_, num_samples) = rows.obs, rows.valid.shape
+        num_samples = rows.valid.shape[1]
         memory = batch.memory if jax.tree.leaves(batch.memory) else network.carry(num_samples)
-        outputs, _ = network.window(params["net"], memory, obs, rows.first)
-        pi = head.distribution(outputs, params.get("log_std"), obs)
+        outputs, _ = network.window(params["net"], memory, rows.obs, rows.first)
+        pi = head.distribution(outputs, params.get("log_std"), rows.obs)
         action = rows.action if shape is None else rows.action.reshape(*rows.valid.shape, -1)
         log_prob, weight = pi.log_prob(action), rows.valid * batch.weight
         sums = {"loss/policy": -jnp.sum(log_prob * weight), "loss/entropy": jnp.sum(pi.entropy() * rows.valid)}
@@ -119,7 +119,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         valid, hp = batch.trajectory.valid[:-1], state.hp
-        grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch)
+        grads, sums = jax.grad(loss, has_aux=True)(state.params, batch)
         lr = hp["lr"] * (1.0 - common.progress(hp, state.step)) if config.anneal_lr else hp["lr"]
         params, opt_state = common.descend(optimiser(hp, lr), grads, state.opt_state, state.params)
         num_rows = jnp.sum(valid)
