@@ -127,6 +127,7 @@ _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
 Count = Annotated[_Whole, Field(ge=1, lt=2**31)]  # programs count in int32
 CountOrZero = Annotated[_Whole, Field(ge=0, lt=2**31)]
 Resets = Count | Literal["auto", "share"] | None  # of a step, over a batch of environments; see rlexp.envs.waiting
+Normalised = Flag | Literal["rows"]  # observations; see rlexp.algos.observations
 Few = Annotated[_Whole, Field(ge=1, le=256)]  # what a program is made of one by one, such as layers: each is traced
 FewOrZero = Annotated[_Whole, Field(ge=0, le=256)]
 Widths = Annotated[list[Count], Field(max_length=256)]  # one of each layer

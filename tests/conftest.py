@@ -67,7 +67,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_num_cpu_devices", 4)
 
 # The shapes and types in annotations are checked at every call of a function of ours.
-jaxtyping.install_import_hook("rlexp", "beartype.beartype")
+jaxtyping.install_import_hook("rlexp", "typechecking.checked")
 
 # Compiling makes the first example slow. In CI the examples are the same each time.
 hypothesis.settings.register_profile(

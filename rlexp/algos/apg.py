@@ -19,7 +19,7 @@ import optax
 from rlexp.algos import common, continuous
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
-from rlexp.config import Count, Flag, Host, NonNegative, Part, Positive, schema
+from rlexp.config import Count, Flag, Host, NonNegative, Normalised, Part, Positive, schema
 from rlexp.networks.heads import Head
 from rlexp.ops import slopes
 from rlexp.types import Batch, EnvSpec, Key, PyTree, TimeStep, Update
@@ -52,8 +52,8 @@ class Config:
     """Steps of a window, through which it differentiates."""
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
-    normalize_observations: Flag
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
     lr_scaling: Literal["none", "sqrt", "linear"]
     """Scales lr by num_envs / base_num_envs, or its root."""
     base_num_envs: Count
@@ -129,4 +129,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return state, Update({name: common.single(x) for name, x in numbers.items()})
 
     made = Algorithm(init, policy, lambda num_envs: (), act, update)
-    return normalised_observations(made, spec.observation) if config.normalize_observations else made
+    return normalised_observations(made, spec.observation, config.normalize_observations)

@@ -19,7 +19,7 @@ from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
 from rlexp.algos.policy import policy_head
-from rlexp.config import Count, Flag, Host, Part, Positive, schema
+from rlexp.config import Count, Flag, Host, Normalised, Part, Positive, schema
 from rlexp.networks.base import net
 from rlexp.networks.heads import head_on
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
@@ -48,8 +48,8 @@ class Config:
     """Transitions of a window; more than 1 is for networks with a memory."""
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
-    normalize_observations: Flag
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
     source: Part
     hp: Hp
 
@@ -129,4 +129,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt, Update(metrics)
 
     made = Algorithm(init, policy, network.carry, act, update)
-    return normalised_observations(made, spec.observation) if config.normalize_observations else made
+    return normalised_observations(made, spec.observation, config.normalize_observations)

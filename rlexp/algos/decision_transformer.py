@@ -29,6 +29,7 @@ from rlexp.config import (
     Flag,
     Host,
     NonNegative,
+    Normalised,
     Number,
     Part,
     Positive,
@@ -80,8 +81,8 @@ class Config:
     """Parts of a batch that are gone through one after the other: less memory, the same numbers but for rounding."""
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
-    normalize_observations: Flag
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
     source: Part
     hp: Hp
 
@@ -234,7 +235,7 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt, Update(metrics)
 
     made = Algorithm(init, policy, carry, act, update)
-    return normalised_observations(made, spec.observation) if config.normalize_observations else made
+    return normalised_observations(made, spec.observation, config.normalize_observations)
 
 
 def _check(config: Config, num_shards: int) -> None:

@@ -34,7 +34,7 @@ from pydantic import Field
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
-from rlexp.config import ConfigError, Count, Flag, Fraction, Host, Number, Part, Positive, schema
+from rlexp.config import ConfigError, Count, Flag, Fraction, Host, Normalised, Number, Part, Positive, schema
 from rlexp.networks.heads import DuellingHead, Head
 from rlexp.ops import value_distributions
 from rlexp.ops.losses import huber
@@ -95,8 +95,8 @@ class Config:
     """The number of environments that lr was chosen for."""
     source: Part
     hp: Hp
-    normalize_observations: Flag = False
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised = False
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
     duelling: Flag = False
     """Two streams after the network, what a state is worth and what each action adds to it."""
     value: Literal["expected", "categorical"] = "expected"
@@ -296,4 +296,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt, Update(metrics, priority=error.priority * valid)
 
     made = Algorithm(init, policy, lambda num_envs: (), act, update)
-    return normalised_observations(made, spec.observation) if config.normalize_observations else made
+    return normalised_observations(made, spec.observation, config.normalize_observations)

@@ -23,7 +23,7 @@ from rlexp.algos.actor_critic import State, actor_critic
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
 from rlexp.algos.rewards import normalised_rewards
-from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Normalised, Part, Positive, schema
 from rlexp.ops.scan import scan
 from rlexp.ops.vtrace import vtrace
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, Update
@@ -81,8 +81,8 @@ class Config:
     """What is made of the ratio of the policy that learns to the one that acted; ignored: it counts as 1."""
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
-    normalize_observations: Flag
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
     normalize_rewards: Flag = False
     """Scale rewards by the running deviation of the discounted returns, before hp.reward_scale."""
     lr_scaling: Literal["none", "sqrt", "linear"]
@@ -206,5 +206,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
-    made = normalised_observations(made, spec.observation) if config.normalize_observations else made
+    made = normalised_observations(made, spec.observation, config.normalize_observations)
     return normalised_rewards(made) if config.normalize_rewards else made

@@ -21,7 +21,7 @@ from rlexp.algos import common, continuous
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
 from rlexp.algos.policy import policy_head
-from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Normalised, Part, Positive, schema
 from rlexp.networks.heads import Head
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
@@ -61,8 +61,8 @@ class Config:
     """Learning rate falls linearly to 0 at total_env_steps."""
     source: Part
     hp: Hp
-    normalize_observations: Flag = False
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised = False
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
 
     def __post_init__(self) -> None:
         common.one_setting(self, sequence_length="sequence_length")
@@ -177,4 +177,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt, Update(metrics)
 
     made = Algorithm(init, policy, lambda num_envs: (), act, update)
-    return normalised_observations(made, spec.observation) if config.normalize_observations else made
+    return normalised_observations(made, spec.observation, config.normalize_observations)

@@ -21,7 +21,7 @@ from rlexp.algos.actor_critic import State, actor_critic
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
 from rlexp.algos.rewards import normalised_rewards
-from rlexp.config import ConfigError, Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.config import ConfigError, Count, Flag, Fraction, Host, NonNegative, Normalised, Part, Positive, schema
 from rlexp.ops import weighted
 from rlexp.ops.losses import clipped_surrogate, clipped_value
 from rlexp.ops.returns import gae
@@ -83,8 +83,8 @@ class Config:
     initial_std: Positive = 1.0
     """Of continuous actions: the deviation that the Gaussian begins with, learnt from there on; in halves of the bounds where they
     are given entry by entry, before the tanh where one squashes."""
-    normalize_observations: Flag
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
     normalize_rewards: Flag = False
     """Scale rewards by the running deviation of the discounted returns, before hp.reward_scale."""
     normalize_advantages: Flag
@@ -267,5 +267,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, parts.policy, parts.carry, parts.act, update)
-    made = normalised_observations(made, spec.observation) if config.normalize_observations else made
+    made = normalised_observations(made, spec.observation, config.normalize_observations)
     return normalised_rewards(made) if config.normalize_rewards else made

@@ -22,7 +22,7 @@ from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
 from rlexp.algos.rewards import normalised_rewards
-from rlexp.config import Count, Flag, Fraction, Host, Part, Positive, schema
+from rlexp.config import Count, Flag, Fraction, Host, Normalised, Part, Positive, schema
 from rlexp.networks.base import MemoryTorso, net
 from rlexp.networks.heads import head_on
 from rlexp.ops.returns import lambda_returns
@@ -73,8 +73,8 @@ class Config:
     """Parts that a minibatch is computed in, to save memory; the result is the same up to rounding."""
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
-    normalize_observations: Flag
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
     normalize_rewards: Flag = False
     """Scale rewards by the running deviation of the discounted returns, before hp.reward_scale."""
     lr_scaling: Literal["none", "sqrt", "linear"]
@@ -201,5 +201,5 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt._replace(key=key, step=state.step + 1), Update(metrics)
 
     made = Algorithm(init, policy, q_net.carry, act, update)
-    made = normalised_observations(made, spec.observation) if config.normalize_observations else made
+    made = normalised_observations(made, spec.observation, config.normalize_observations)
     return normalised_rewards(made) if config.normalize_rewards else made

@@ -25,7 +25,7 @@ import optax
 from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
-from rlexp.config import ConfigError, Count, CountOrZero, Flag, Fraction, Host, Part, Positive, schema
+from rlexp.config import ConfigError, Count, CountOrZero, Flag, Fraction, Host, Normalised, Part, Positive, schema
 from rlexp.networks.base import MemoryTorso, net
 from rlexp.networks.heads import head_on
 from rlexp.ops.rescaling import rescale, unscale
@@ -92,8 +92,8 @@ class Config:
     """The number of environments that lr was chosen for."""
     source: Part
     hp: Hp
-    normalize_observations: Flag = False
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised = False
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
 
     def __post_init__(self) -> None:
         common.one_setting(self, num_updates="num_updates", sequence_length="sequence_length")
@@ -219,4 +219,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt, Update(metrics, priority=priority)
 
     made = Algorithm(init, policy, q_net.carry, act, update)
-    return normalised_observations(made, spec.observation) if config.normalize_observations else made
+    return normalised_observations(made, spec.observation, config.normalize_observations)

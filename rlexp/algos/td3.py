@@ -22,7 +22,7 @@ import optax
 from rlexp.algos import common, continuous
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
-from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Part, Positive, schema
+from rlexp.config import Count, Flag, Fraction, Host, NonNegative, Normalised, Part, Positive, schema
 from rlexp.networks.heads import Head
 from rlexp.types import Batch, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
@@ -72,8 +72,8 @@ class Config:
     """The number of environments that lr was chosen for."""
     source: Part
     hp: Hp
-    normalize_observations: Flag = False
-    """Scale float observations by their running mean and deviation."""
+    normalize_observations: Normalised = False
+    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
 
     def __post_init__(self) -> None:
         common.one_setting(self, num_updates="num_updates")
@@ -194,4 +194,4 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         return learnt, Update(metrics, priority=priority)
 
     made = Algorithm(init, policy, lambda num_envs: (), act, update)
-    return normalised_observations(made, spec.observation) if config.normalize_observations else made
+    return normalised_observations(made, spec.observation, config.normalize_observations)

@@ -6,9 +6,9 @@ arXiv:2503.08388): a few learnt vectors, the latents, ask all tokens of the obse
     z <- z + attention(z, tokens),  then `layers` times  z <- z + attention(z, z),  each followed by  z <- z + dense(z)
 
 normalised before each is entered. A row of a leaf [..., F] is a token; leaves have an embedding of their own, which also says
-to a token of which leaf it is. A row of nothing but zeros is not seen: so an environment says that nothing is there. (Where
-the algorithm normalises observations none is, and a number in the row itself has to say it.) Deviation: all layers have weights
-of their own.
+to a token of which leaf it is. A row of nothing but zeros is not seen: so an environment says that nothing is there.
+`algo.normalize_observations=rows` leaves it so; with true it is none of zeros any more. Deviation: all layers have weights of
+their own.
 """
 
 import math

@@ -69,3 +69,23 @@ def test_acting_and_learning_see_the_same_numbers_and_the_statistics_are_of_what
         assert (int(state.step), int(state.normaliser.count)) == (number + 1, len(seen))
         np.testing.assert_allclose(state.normaliser.mean["position"], seen.mean(axis=0), rtol=1e-4, atol=1e-6)
     assert len(seen) < 3 * T * B
+
+
+def test_of_rows_those_of_zeros_are_shown_as_they_are():
+    cars = np.random.default_rng(0).normal(5, 2, (T + 1, B, 2, 3)).astype(np.float32)
+    cars[:, ::2, 1] = 0.0  # in every second environment there is one car
+    obs = {"cars": jnp.asarray(cars)}
+    batch = Batch(toys.trajectory(0, T + 1, B)._replace(obs=obs), jnp.ones((B,)))
+    made = normalised_observations(looking(), shapes(obs), "rows")
+    state, _ = made.update(made.init(jax.random.key(0), {}), batch)
+    _, out = made.update(state, batch)
+    shown = np.asarray(out.metrics["loss/cars"].sum)
+    np.testing.assert_array_equal(shown[:, ::2, 1], 0.0)
+    there = np.concatenate([shown[:, :, 0].reshape(-1, 3), shown[:, 1::2, 1].reshape(-1, 3)])
+    assert np.all(np.abs(there.mean(axis=0)) < 0.5)
+    assert np.all(np.abs(there.std(axis=0) - 1) < 0.3)
+
+
+def test_not_asked_it_is_the_algorithm():
+    algorithm = looking()
+    assert normalised_observations(algorithm, {}, False) is algorithm
