@@ -13,8 +13,6 @@ import jax
 
 from rlexp.algos.base import Algorithm
 from rlexp.networks import normaliser, row_normaliser
-from rlexp.networks.normaliser import Normaliser
-from rlexp.networks.row_normaliser import RowNormaliser
 from rlexp.types import Batch, Key, PyTree, TimeStep, Update
 
 
@@ -22,7 +20,7 @@ class Policy(NamedTuple):
     """What actors need."""
 
     inner: Any
-    normaliser: Normaliser | RowNormaliser
+    normaliser: Any  # of either kind
 
 
 def normalised_observations(algorithm: Algorithm, spec: PyTree, how: bool | Literal["rows"] = True) -> Algorithm:
