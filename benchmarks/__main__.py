@@ -27,7 +27,6 @@ from benchmarks import (
     recipes,
     rejax,
     replay,
-    resets,
     roofline,
     same,
     scaling,
@@ -68,7 +67,6 @@ PARTS = {
     "roofline": (roofline.measure, 5),
     "suites": (suites.measure, 5),
     "trunk": (trunk.measure, 5),
-    "resets": (resets.measure, 5),
 }
 _PARTS_OF_OTHERS = ("costs_packed",)  # measured by name alone: another part measures the same and more
 RESULTS = Path(__file__).resolve().parent / "results"
