@@ -1,5 +1,5 @@
 """beartype, which makes a check of each signature once: jaxtyping asks anew whenever a function inside another is defined, which is
-in each trace, and making the same checks again was an eighth of what a short run costs."""
+in each trace, and making the same checks again was up to a tenth of what a short run costs."""
 
 from collections.abc import Callable, Hashable
 from types import FunctionType
