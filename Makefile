@@ -45,8 +45,9 @@ tensorflow: $(TENSORFLOW)/.stamp  ## Make .tensorflow, 2 GB, which test-tensorfl
 train: $(STAMP)  ## Train: make train ARGS="algo=ppo seed=1"
 	@$(PY) -m rlexp $(ARGS)
 
-test: $(STAMP) $(LIBTPU)/.stamp  ## Every correctness test, in parallel, on the CPU
-	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=110 -m "not slow" $(ARGS)
+# With nothing named, all that take little, and one share of those that take more: see tests/rotation.py.
+test: $(STAMP) $(LIBTPU)/.stamp  ## The correctness tests, in parallel, on the CPU: ARGS=--share=1/1 for all, or what ARGS names
+	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=110 -m "not slow" $(or $(ARGS),--share=auto)
 
 # Hydra's own suite, test_conformance.py, is asked of 1.3 only, and a browser knows no Hydra. A test sees to it that this
 # Hydra is the one that runs.
@@ -71,8 +72,8 @@ test-playground:  ## The tests of MuJoCo Playground, which is installed for them
 test-slow: $(STAMP) $(LIBTPU)/.stamp  ## Of the learning bars and whatever else takes long, today's share, or what ARGS names
 	$(PYTEST) -o faulthandler_timeout=880 -m slow $(or $(ARGS),--share=auto)
 
-test-all: test test-hydra14  ## Every test there is, an hour
-	$(MAKE) test-slow ARGS="--share=1/1 $(ARGS)"
+test-all: test-hydra14  ## Every test there is, hours
+	$(MAKE) test test-slow ARGS="--share=1/1 $(ARGS)"
 
 check: $(STAMP)  ## Formatting, lints, types, and who may import whom
 	$(PY) -m ruff format --check .

@@ -1,7 +1,8 @@
-"""Which slow tests run today: `--share=K/N` keeps one share of N, `--share=auto` the one whose turn it is by the number of commits.
+"""Which tests run today: `--share=K/N` keeps one share of N, `--share=auto` the one whose turn it is by the number of commits.
 
-The shares are made from tests/slow_costs.toml, so that each costs about the same, and tests that share something expensive stay
-together. What has no row there lands in a share by its name. All shares together are all slow tests, each in exactly one.
+Of the slow tests, the shares are made from tests/slow_costs.toml, so that each costs about the same, and tests that share something
+expensive stay together. What has no row there lands in a share by its name. Of the others, the files of tests/quick_costs.toml take
+turns, in at most six shares, and what has no row always runs. All shares together are all tests; without `--share` all run.
 """
 
 import datetime
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 
 SHARES = 12
-TABLE = Path(__file__).with_name("slow_costs.toml")
+QUICK_SHARES = 6
+SLOW_COSTS = Path(__file__).with_name("slow_costs.toml")
+QUICK_COSTS = Path(__file__).with_name("quick_costs.toml")
 LEFT_OUT = pytest.StashKey[list[str]]()
 CHOICE = pytest.StashKey[str]()
 
@@ -44,8 +47,8 @@ def share_of(nodeid: str, costs: dict[str, float], num_shares: int) -> int:
     return assign(costs, num_shares).get(group, zlib.crc32(group.encode()) % num_shares)
 
 
-def read_costs() -> dict[str, float]:
-    return tomllib.loads(TABLE.read_text())
+def read_costs(table: Path = SLOW_COSTS) -> dict[str, float]:
+    return tomllib.loads(table.read_text())
 
 
 def _git(root: Path, *command: str) -> str:
@@ -79,9 +82,15 @@ def parse(option: str, root: Path) -> tuple[int, int, str]:
     return share - 1, num_shares, "as asked"
 
 
+def quick_share(share: int, num_shares: int) -> tuple[int, int]:
+    """The share, from 0, of the files that take turns in `make test`, and how many there are."""
+    num_quick = min(num_shares, QUICK_SHARES)
+    return share % num_quick, num_quick
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--share", metavar="K/N", help="of the slow tests, only this share, or `auto`: the one whose turn it is"
+        "--share", metavar="K/N", help="of tests that take turns, only this share, or `auto`: the one whose turn it is"
     )
 
 
@@ -90,7 +99,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if option := config.getoption("share"):
         share, num_shares, why = parse(option, config.rootpath)
         config.option.share = f"{share + 1}/{num_shares}"
-        config.stash[CHOICE] = f"share {share + 1} of {num_shares} of the slow tests ({why})"
+        quick, num_quick = quick_share(share, num_shares)
+        others = f"{quick + 1} of {num_quick} of the others that take turns"
+        config.stash[CHOICE] = f"share {share + 1} of {num_shares} of the slow tests, {others} ({why})"
     config.stash[LEFT_OUT] = []
 
 
@@ -98,13 +109,24 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return config.stash.get(CHOICE, None)
 
 
+@pytest.hookimpl(trylast=True)  # after -m and -k: what they leave out is not ours to tell of
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not (option := config.getoption("share")):
         return
     share, num_shares, _ = parse(option, config.rootpath)
-    costs = read_costs()
-    left = [i for i in items if i.get_closest_marker("slow") and share_of(i.nodeid, costs, num_shares) != share]
-    config.stash[LEFT_OUT] = [item.nodeid for item in left]
+    slow_costs = read_costs()
+    quick, num_quick = quick_share(share, num_shares)
+    turns = assign(read_costs(QUICK_COSTS), num_quick)
+
+    def waits(item: pytest.Item) -> bool:
+        if item.get_closest_marker("slow"):
+            return share_of(item.nodeid, slow_costs, num_shares) != share
+        return turns.get(item.nodeid.partition("::")[0], quick) != quick
+
+    left = [item for item in items if waits(item)]
+    config.stash[LEFT_OUT] = [
+        item.nodeid.partition("[" if item.get_closest_marker("slow") else "::")[0] for item in left
+    ]
     config.hook.pytest_deselected(items=left)
     out = set(left)
     items[:] = [item for item in items if item not in out]
@@ -126,6 +148,6 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     if not (left := config.stash[LEFT_OUT]):
         return
     terminalreporter.section("left for another day")
-    terminalreporter.write_line(f"{len(left)} slow tests; this was {config.stash[CHOICE]}; `make test-all` runs all")
-    for name, count in sorted(Counter(nodeid.partition("[")[0] for nodeid in left).items()):
+    terminalreporter.write_line(f"{len(left)} tests; this was {config.stash[CHOICE]}; `make test-all` runs all")
+    for name, count in sorted(Counter(left).items()):
         terminalreporter.write_line(name + (f" ({count})" if count > 1 else ""))

@@ -26,7 +26,8 @@ def test_two(): pass
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A repository of two commits with eight files of slow tests, of which the table knows two."""
+    """A repository of two commits with eight files of slow tests, of which the table knows two, and eight of quick ones, of which
+    the other table knows seven."""
     root = tmp_path_factory.mktemp("project")
     (root / "tests/house").mkdir(parents=True)
     (root / "pytest.ini").write_text(
@@ -41,6 +42,9 @@ def project(tmp_path_factory):
     for i in range(8):
         (root / f"tests/house/test_{i}.py").write_text(SLOW)
     (root / "tests/house/test_quick.py").write_text("def test_quick(): pass\n")
+    for i in range(7):
+        (root / f"tests/house/test_quick_{i}.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    (root / "tests/quick_costs.toml").write_text("".join(f'"tests/house/test_quick_{i}.py" = 20\n' for i in range(7)))
     (root / "CONTRIBUTING.md").write_text("| `tests/house` | 0 | 900 |\n")
     git(root, "init", "-q")
     for message in ("one", "two"):
@@ -62,32 +66,45 @@ def pytest_in(root: Path, *arguments: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_each_slow_test_is_in_one_share_and_what_is_left_out_is_told(project):
+def test_each_test_is_in_one_share_and_what_is_left_out_is_told(project):
     ran, left = [], []
     for share in range(4):
         out = pytest_in(project, f"--share={share + 1}/4", *(["-n1"] if share == 1 else []))
-        names = re.findall(r"(tests/\S+::\S+)", out.partition("left for another day")[0])
-        assert "tests/house/test_quick.py::test_quick" in names
-        ran += {name for name in names if "quick" not in name}
-        told = out.partition("left for another day")[2]
+        out, _, told = out.partition("left for another day")
+        names = set(re.findall(r"(tests/\S+::\S+)", out)) - {"tests/house/test_quick.py::test_quick"}
+        assert "tests/house/test_quick.py::test_quick" in out
+        ran += names
         assert f"share {share + 1} of 4" in told and "make test-all" in told
-        left += re.findall(r"(tests/\S+::\S+)", told)
-        assert f"{24 - len({name for name in names if 'quick' not in name})} slow tests" in told
-    assert sorted(ran) == sorted(
-        f"tests/house/test_{i}.py::{test}" for i in range(8) for test in ("test_one[1]", "test_one[2]", "test_two")
-    )
-    assert sorted(left) == sorted(
-        3 * [f"tests/house/test_{i}.py::{t}" for i in range(8) for t in ("test_one", "test_two")]
-    )
+        left += [name for name, _ in re.findall(r"^(tests/\S+)( \(2\))?$", told, re.MULTILINE)]
+        assert f"{38 - len(names)} tests" in told
+    slow = [(f"tests/house/test_{i}.py", test) for i in range(8) for test in ("test_one[1]", "test_one[2]", "test_two")]
+    quick = [(f"tests/house/test_quick_{i}.py", test) for i in range(7) for test in ("test_one", "test_two")]
+    assert sorted(ran) == sorted(f"{file}::{test}" for file, test in slow + quick)
+    told_slow = {f"{file}::{test.partition('[')[0]}" for file, test in slow}
+    assert sorted(left) == sorted(3 * [*told_slow, *{file for file, _ in quick}])
     for i in (0, 2, 3, 4, 5, 6, 7):  # what has no row of its own stays with its file
         shares = {rotation.share_of(name, rotation.read_costs(), 4) for name in ran if f"test_{i}.py" in name}
         assert len(shares) == 1
 
 
+def test_what_takes_turns_comes_every_sixth_time_and_all_of_it_where_all_is_asked_for(project):
+    """Shares of slow tests may be many: a run of `make test` has one of at most six."""
+    assert [rotation.quick_share(share, 12) for share in range(12)] == 2 * [(share, 6) for share in range(6)]
+    run, _, told = pytest_in(project, "-m", "not slow", "--share=8/12", "--collect-only", "-qq").partition("left for")
+    assert re.findall(r"test_quick_(\d)\.py::test_one", run) == [
+        "1"
+    ]  # the second of six shares, where the first has two files
+    assert told.count("test_quick_") == 6 and "house/test_0" not in told  # slow ones were not asked for
+    assert "39 tests collected" in pytest_in(project, "--share=1/1", "--collect-only", "-qq")
+
+
 def test_the_turn_goes_on_with_each_commit(project, tmp_path):
     assert rotation.turn(project, TODAY) == (2, "commit number 2")
     out = pytest_in(project, "--share=auto", "--collect-only", "-q")
-    assert f"share 3 of {rotation.SHARES} of the slow tests (commit number 2)" in out
+    choice = (
+        f"share 3 of {rotation.SHARES} of the slow tests, 3 of {rotation.QUICK_SHARES} of the others that take turns"
+    )
+    assert f"{choice} (commit number 2)" in out
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{project}", "shallow")
     (tmp_path / "none").mkdir()
     for name, why in (("shallow", "a shallow clone"), ("none", "no git repository")):
@@ -107,16 +124,21 @@ def test_what_is_new_moves_nothing_else_and_lands_somewhere():
     assert found == {0, 1, 2, 3}
 
 
-def test_the_table_is_of_tests_that_are_there_and_its_shares_fit_into_ci():
-    """CI has 10 minutes on two cores for a share."""
-    costs = rotation.read_costs()
+@pytest.mark.parametrize(
+    ("table", "num_shares", "minutes"),
+    [(rotation.SLOW_COSTS, rotation.SHARES, 10), (rotation.QUICK_COSTS, rotation.QUICK_SHARES, 4)],
+    ids=["slow", "quick"],
+)
+def test_a_table_is_of_tests_that_are_there_and_its_shares_fit_into_ci(table, num_shares, minutes):
+    """CI has two cores: 10 minutes for a share of the slow tests, and 8 for others, of which some always run."""
+    costs = rotation.read_costs(table)
     for row in costs:
         file, _, test = row.partition("::")
         assert f"def {test}(" in (TESTS.parent / file).read_text() if test else (TESTS.parent / file).is_file(), row
-    shares = rotation.assign(costs, rotation.SHARES)
-    load = [sum(cost for row, cost in costs.items() if shares[row] == k) for k in range(rotation.SHARES)]
+    shares = rotation.assign(costs, num_shares)
+    load = [sum(cost for row, cost in costs.items() if shares[row] == k) for k in range(num_shares)]
     assert max(load) <= 1.15 * sum(load) / len(load)
-    assert max(load) <= 10 * 60 * 2
+    assert max(load) <= minutes * 60 * 2
 
 
 def test_a_broken_budget_is_told_and_fails_nothing(project):
