@@ -91,9 +91,8 @@ def test_what_takes_turns_comes_every_sixth_time_and_all_of_it_where_all_is_aske
     """Shares of slow tests may be many: a run of `make test` has one of at most six."""
     assert [rotation.quick_share(share, 12) for share in range(12)] == 2 * [(share, 6) for share in range(6)]
     run, _, told = pytest_in(project, "-m", "not slow", "--share=8/12", "--collect-only", "-qq").partition("left for")
-    assert re.findall(r"test_quick_(\d)\.py::test_one", run) == [
-        "1"
-    ]  # the second of six shares, where the first has two files
+    # The second of six shares; the first has two of the seven files.
+    assert re.findall(r"test_quick_(\d)\.py::test_one", run) == ["1"]
     assert told.count("test_quick_") == 6 and "house/test_0" not in told  # slow ones were not asked for
     assert "39 tests collected" in pytest_in(project, "--share=1/1", "--collect-only", "-qq")
 

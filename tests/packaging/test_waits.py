@@ -28,6 +28,7 @@ KNOWN = {
     ),
     "rlexp/training/saves.py: self.wait()": "for a disk, or a store with time-outs of its own",
 }
+FOLDERS = ("rlexp", "launchers", "hydra_plugins")
 OF_FILES = ("rlexp/storage/checkpoint/alike.py",)  # whose futures are TensorStore's, of files
 BARE = {"join", "get", "wait", "result", "exception", "acquire", "recv", "accept", "communicate"}  # with nothing given
 RUNS = {"run", "call", "check_call", "check_output"}  # of subprocess
@@ -61,9 +62,7 @@ def _is_false(node: ast.expr | None) -> bool:
 def test_no_wait_is_without_a_time_out():
     root = Path(rlexp.__file__).parents[1]
     found = set()
-    for path in (
-        path for folder in ("rlexp", "launchers", "hydra_plugins") for path in sorted((root / folder).rglob("*.py"))
-    ):
+    for path in (path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))):
         name = path.relative_to(root).as_posix()
         found |= {f"{name}: {wait}" for wait in waits(path.read_text()) if name not in OF_FILES}
     assert found == KNOWN.keys()
