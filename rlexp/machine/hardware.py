@@ -128,21 +128,31 @@ def prepare(config: Config, *, plan: bool = False, num_processes: int = 1, num_m
         raise ConfigError(
             f"processes.number: {num_processes} processes cannot share the {_wanted(config)} devices of hardware.mesh evenly"
         )
-    if config.emulate:
+    if config.emulate or config.platform == "cpu" or (plan and config.platform == "tpu"):
         jax.config.update("jax_platforms", "cpu")
+        os.environ.setdefault("NPROC", str(cpu_threads(_wanted(config))))
+    if config.emulate or (config.platform == "cpu" and _wanted(config) > num_processes):
         try:
             jax.config.update("jax_num_cpu_devices", _wanted(config) // num_processes)
         except RuntimeError as error:
             if jax.device_count("cpu") < _wanted(config):
                 raise ConfigError(
-                    f"hardware.emulate: {jax.device_count('cpu')} virtual devices were made before {_wanted(config)} were "
+                    f"hardware.mesh: {jax.device_count('cpu')} virtual devices were made before {_wanted(config)} were "
                     "asked for, and a process makes them once; give each number of devices a command of its own"
                 ) from error
-    elif config.platform == "cpu" or (plan and config.platform == "tpu"):
-        jax.config.update("jax_platforms", "cpu")
-        if num_members > 1 and num_processes == 1 and _wanted(config) == 1:
-            with contextlib.suppress(RuntimeError):  # JAX has started: the devices that it has must do
-                jax.config.update("jax_num_cpu_devices", min(num_members, _pack_devices(config)))
+    elif config.platform == "cpu" and num_members > 1 and num_processes == 1:
+        with contextlib.suppress(RuntimeError):  # JAX has started: the devices that it has must do
+            jax.config.update("jax_num_cpu_devices", min(num_members, _pack_devices(config)))
+
+
+def cpu_threads(num_devices: int) -> int:
+    """What NPROC must be before JAX starts: the threads of the pool that XLA's virtual CPU devices share.
+
+    A decomposition of a batch of matrices (Cholesky, QR, a solve) keeps the thread that it runs on and waits for others of the same
+    pool. By default that has a thread for each core or device: on two cores four of them side by side, or one on each of two
+    devices, wait for ever (jax 0.10.2; brax's and MuJoCo's bodies have them). A thread that waits costs nothing.
+    """
+    return _cores() + 32 + 8 * max(num_devices, _cores())
 
 
 def make(config: Config, num_members: int = 1) -> Mesh:
@@ -263,8 +273,10 @@ def _wanted(config: Config) -> int:
 
 
 def _pack_devices(config: Config) -> int:
-    if config.pack_devices is not None:
-        return config.pack_devices
+    return _cores() if config.pack_devices is None else config.pack_devices
+
+
+def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
