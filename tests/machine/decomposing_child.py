@@ -1,4 +1,4 @@
-"""Run by test_threads.py: decomposes batches of matrices, side by side, on the devices of a profile; the command line gives its options."""
+"""Run by test_threads.py: decomposes batches of matrices side by side, on the devices of the profile that its arguments change."""
 
 import sys
 
