@@ -131,7 +131,7 @@ def prepare(config: Config, *, plan: bool = False, num_processes: int = 1, num_m
     if config.emulate or config.platform == "cpu" or (plan and config.platform == "tpu"):
         jax.config.update("jax_platforms", "cpu")
         os.environ.setdefault("NPROC", str(cpu_threads(_wanted(config))))
-    if config.emulate or (config.platform == "cpu" and _wanted(config) > num_processes):
+    if config.emulate or (config.platform == "cpu" and num_processes < _wanted(config) <= _cores()):
         try:
             jax.config.update("jax_num_cpu_devices", _wanted(config) // num_processes)
         except RuntimeError as error:

@@ -141,6 +141,27 @@ def test_a_pack_on_one_cpu_is_spread_over_its_cores(monkeypatch, cores, members,
     assert hardware.make(profile(*more), members).shape == {"data": size, "model": 1}
 
 
+@pytest.mark.parametrize(
+    ("cores", "more", "processes", "made"),
+    [
+        (4, ("hardware.mesh.data=4",), 1, [4]),
+        (4, ("hardware.mesh.data=2", "hardware.mesh.model=2"), 2, [2]),
+        (4, (), 1, []),
+        (4, ("hardware.mesh.data=2",), 2, []),  # one each, which is there
+        (2, ("hardware.mesh.data=4",), 1, []),  # refused when the mesh is made
+        (2, ("hardware.mesh.data=4", "hardware.emulate=true"), 1, [4]),
+    ],
+)
+def test_a_cpu_has_a_device_for_each_core_that_is_asked_for(monkeypatch, cores, more, processes, made):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setenv("NPROC", "1")  # a user's own stays
+    config, updates = profile(*more), []
+    monkeypatch.setattr(jax.config, "update", lambda *change: updates.append(change))
+    hardware.prepare(config, num_processes=processes)
+    assert [number for name, number in updates if name == "jax_num_cpu_devices"] == made
+    assert os.environ["NPROC"] == "1"
+
+
 def test_too_few_devices_are_one_line(monkeypatch):
     devices_here(monkeypatch, "gpu", "NVIDIA L4", 1)
     with pytest.raises(ConfigError) as error:

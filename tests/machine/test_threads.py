@@ -14,7 +14,7 @@ def test_decompositions_do_not_wait_for_one_another(num_devices):
     child, tests = Path(__file__).with_name("decomposing_child.py"), Path(__file__).parents[1]
     env = {name: value for name, value in environment(tests).items() if name not in ("NPROC", "XLA_FLAGS")}
     done = subprocess.run(
-        [sys.executable, str(child), f"hardware.mesh.data={num_devices}"],
+        [sys.executable, str(child), f"hardware.mesh.data={num_devices}", "hardware.emulate=true"],
         capture_output=True,
         text=True,
         timeout=120,
