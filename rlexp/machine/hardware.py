@@ -130,7 +130,7 @@ def prepare(config: Config, *, plan: bool = False, num_processes: int = 1, num_m
         )
     if config.emulate or config.platform == "cpu" or (plan and config.platform == "tpu"):
         jax.config.update("jax_platforms", "cpu")
-        os.environ.setdefault("NPROC", str(cpu_threads(_wanted(config))))
+        os.environ.setdefault("NPROC", str(_cpu_threads(_wanted(config))))
     if config.emulate or (config.platform == "cpu" and num_processes < _wanted(config) <= _cores()):
         try:
             jax.config.update("jax_num_cpu_devices", _wanted(config) // num_processes)
@@ -145,7 +145,7 @@ def prepare(config: Config, *, plan: bool = False, num_processes: int = 1, num_m
             jax.config.update("jax_num_cpu_devices", min(num_members, _pack_devices(config)))
 
 
-def cpu_threads(num_devices: int) -> int:
+def _cpu_threads(num_devices: int) -> int:
     """What NPROC must be before JAX starts: the threads of the pool that XLA's virtual CPU devices share.
 
     A decomposition of a batch of matrices (Cholesky, QR, a solve) keeps the thread that it runs on and waits for others of the same
