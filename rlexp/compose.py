@@ -323,8 +323,11 @@ def without_hydra(config: DictConfig) -> dict[str, Any]:
         if group in config and (choice := OmegaConf.select(config, f"hydra.runtime.choices.{group}")) is not None:
             raise ConfigError(f"{group}={choice}: this file does not begin with the line `# @package {package}`")
     with one_line():
+        own = application(config)
         try:
-            node = plain(application(config))
+            node = plain(own)
+        except GrammarParseError as error:  # which names no key
+            raise ConfigError(f"{_unreadable(own)}: {_reasons(error)}") from error
         except MissingMandatoryValue as error:
             path, choices = str(error.full_key or error.key), config.hydra.runtime.choices
             raise ConfigError(arguments.no_value(path, choices, CONF_DIR)) from error
@@ -336,6 +339,18 @@ def plain(config: Any) -> dict[str, Any]:
     node = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
     return {str(k): v for k, v in node.items()}
+
+
+def _unreadable(config: DictConfig) -> str:
+    """The first key, or list, in which a ${…} cannot be read."""
+    for path in paths(OmegaConf.to_container(config, resolve=False)):
+        try:
+            value = OmegaConf.select(config, path)
+            if OmegaConf.is_list(value):
+                OmegaConf.to_container(value, resolve=True)
+        except GrammarParseError:
+            return path
+    return "config"
 
 
 def force(override: str) -> str:

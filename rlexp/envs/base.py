@@ -41,11 +41,19 @@ class Env(NamedTuple):
     # Of each leaf of an observation, or of all: how many frames stand side by side on its last axis, the newest last, and before an
     # episode's first one that one, repeated; to the bit, since a memory keeps the newest of each row alone. 1: it is no stack.
     frames: PyTree = 1
+    # A batch of one episode each, which shows its last row from then on: evaluations make no other. Where `step` is replaced by
+    # another than its `alone` it is not used.
+    once: Batched | None = None
 
 
 def batched(env: Env) -> Batched:
     """As many environments as there are keys: those of `env.batch`, or `env` under vmap."""
     return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step))
+
+
+def batched_once(env: Env) -> Batched:
+    """The same, for who looks at the first episode of each alone: those of `env.once`, which make no further one, if there are."""
+    return env.once if env.once and env.once.alone is env.step else batched(env)
 
 
 class Transition(NamedTuple):
@@ -180,12 +188,13 @@ def episodic(
         return jax.tree.map(lambda new, old: jnp.where(state.last, new, old), again(state, went_on[1]), went_on)
 
     batch = None if resets is None else waiting(reset_env, go_on, again, resets=resets)
+    once = waiting(reset_env, go_on, again, resets=0)._replace(alone=step_env)
 
     def drawn(state: Episode) -> Any:
         assert draw is not None
         return draw(state.inner.inner if isinstance(state.inner, Tallied) else state.inner, state.params)
 
-    return Env(spec, reset_env, step_env, batch, draw=drawn if draw else None)
+    return Env(spec, reset_env, step_env, batch, draw=drawn if draw else None, once=once)
 
 
 def _first(obs: PyTree, info: PyTree) -> TimeStep:

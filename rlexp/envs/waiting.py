@@ -40,6 +40,7 @@ class Batched(NamedTuple):
     reset: Callable[[jax.Array], tuple[Any, TimeStep]]  # of keys [B]
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
     differentiates: bool = True  # in reverse mode, where the environment does
+    alone: Callable | None = None  # the step of one environment that it does for all
 
 
 class Waiting(NamedTuple):
@@ -64,7 +65,8 @@ def waiting(
       reset: key -> state, first row. All environments begin with it at once.
       go_on: (state, action) -> state, row. Never resets.
       again: (state of an episode that is over, its last row) -> state, first row of the next.
-      resets: the most that a step makes; "share": one in 64 environments of the batch, at least 8; "auto": as many as are due.
+      resets: the most that a step makes; "share": one in 64 environments of the batch, at least 8; "auto": as many as are due;
+        0: an environment stays at its first episode's end.
     """
 
     def reset_all(keys: jax.Array) -> tuple[Waiting, TimeStep]:
@@ -94,7 +96,7 @@ def waiting(
                     now,
                 )
             inner, shown, _ = now
-        else:
+        elif resets:
             most = max(_AT_LEAST, num_envs // _SHARE) if resets == "share" else resets
             inner, shown, _ = some(inner, shown, waited, min(most, num_envs))
         return Waiting(inner, shown.obs, shown.last, jnp.where(shown.last, waited, 0)), shown

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlexp.algos.base import Algorithm
-from rlexp.envs.base import Env, batched
+from rlexp.envs.base import Env, batched_once
 from rlexp.sources.rollout import clip_action
 from rlexp.types import Key
 
@@ -22,7 +22,7 @@ class Episodes(NamedTuple):
 
 def evaluate(env: Env, algorithm: Algorithm, policy: Any, key: Key, *, num_episodes: int) -> Episodes:
     """Plays `num_episodes` full episodes side by side, until the last has ended."""
-    envs = batched(env)
+    envs = batched_once(env)
     reset_key, act_key = jax.random.split(key)
     env_state, timestep = envs.reset(jax.random.split(reset_key, num_episodes))
     zeros = jnp.zeros((num_episodes,), jnp.float32)

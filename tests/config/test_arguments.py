@@ -39,6 +39,9 @@ def told(*words: str) -> str:
         ("algo.hp.lr=interval(1)", "algo.hp.lr=interval(1): this cannot be read as key=value (TypeError while evaluating "),
         ("algo.hp.lr=1,", "algo.hp.lr=1,: this cannot be read as key=value (beside a comma a value is missing; expected algo."),
         ("seed=1,,2", "seed=1,,2: this cannot be read as key=value (beside a comma a value is missing; expected seed=1,2)"),
+        ("seed=${:eval.num_episodes}", "seed: what stands in ${…} cannot be read"),
+        ("network.hidden=[8,'${:x}']", "network.hidden: what stands in ${…} cannot be read"),
+        ("++env.more={a:['a-${:b}']}", "env.more.a: what stands in ${…} cannot be read"),
         ("algo==ppo", "algo==ppo: this cannot be read as key=value (one = stands between them; expected algo=ppo)"),
         ("env=craftax env.foo=1", "env.id: it has no value; expected env.id=…, or env= one of craftax/classic, craftax/full"),
         ("env=wrapped env@env.inner=craftax", "env.inner.id: it has no value; expected env.inner.id=…, or env@env.inner= "),
@@ -65,6 +68,7 @@ SOUND = (
     "logger.wandb.name='a b'",
     "hydra.run.dir=here",
     "seed=${eval.num_episodes}",
+    "logger.wandb.name='${:eval.num_episodes}'",
     "~between",
     "+seed=3",
 )

@@ -194,15 +194,65 @@ def test_a_step_makes_no_more_resets_than_it_may():
         assert len(loops) == in_loops
 
 
-def test_an_evaluation_is_the_same_one():
-    """Nobody in it needs a reset."""
+def played(env: Env, key: Any) -> Any:
+    return evaluate(env, acting(), None, key, num_episodes=9)
 
-    def play(resets: int | None) -> Any:
-        env = drawn(resets)
-        return jax.jit(lambda key: evaluate(env, acting(), None, key, num_episodes=9))(jax.random.key(3))
 
-    for x, y in zip(jax.tree.leaves(play(None)), jax.tree.leaves(play(1)), strict=True):
-        np.testing.assert_array_equal(x, y)
+@functools.cache
+def evaluation(resets: Any, *, once: bool):
+    """A program of a key."""
+    return jax.jit(functools.partial(played, drawn(resets) if once else drawn(resets)._replace(once=None)))
+
+
+@CASES
+@settings(max_examples=15, deadline=None)
+def test_an_evaluation_is_the_same_one(resets, seed):
+    """With environments that reset themselves, that wait, or that stay where their first episode ended."""
+    key = jax.random.key(seed)
+    every = [evaluation(None, once=False), evaluation(resets, once=False), evaluation(resets, once=True)]
+    alone, *others = (jax.device_get(program(key)) for program in every)
+    for other in others:
+        for x, y in zip(jax.tree.leaves(alone), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("resets", [None, 2, "share", "auto"])
+def test_an_evaluation_makes_no_second_episodes(resets):
+    jaxpr = jax.make_jaxpr(functools.partial(played, drawn(resets)))(jax.random.key(0))
+    loops = [str(e) for e in jaxpr.eqns if e.primitive.name == "while"]
+    assert loops and not any(f"{WIDTH}]" in text for text in loops) and f"[9,{WIDTH}]" in str(jaxpr)
+    apart = jax.make_jaxpr(functools.partial(played, drawn(resets)._replace(once=None)))(jax.random.key(0))
+    assert any(f"{WIDTH}]" in str(e) for e in apart.eqns if e.primitive.name == "while")
+
+
+def test_an_evaluation_takes_another_step_that_an_environment_was_given():
+    env = drawn(None)
+
+    def paid(state: Any, action: Any) -> Any:
+        state, row = env.step(state, action)
+        return state, row._replace(reward=jnp.where(row.first, 0.0, 1.0))
+
+    episodes = jax.jit(functools.partial(played, env._replace(step=paid)))(jax.random.key(0))
+    np.testing.assert_array_equal(episodes.episode_return, episodes.length)
+
+
+def test_what_a_world_would_do_after_its_end_is_no_part_of_an_evaluation():
+    """It is not a number there."""
+    env = episodic(
+        EnvSpec("broken", jax.ShapeDtypeStruct((2,), jnp.float32), Discrete(3), LIMIT),
+        lambda key, params: (jnp.floor(4 * jax.random.uniform(key)), jnp.zeros(2)),
+        lambda key, left, action, params: Transition(
+            left - 1, jnp.zeros(2) / (left + 1), jnp.sqrt(left), left < 1, False, {"left": jnp.sqrt(left)}
+        ),
+    )
+    none: Any = None
+    act = lambda policy, carry, row, key: (jnp.zeros(row.last.shape, jnp.int32), carry, {})  # noqa: E731
+    algorithm = Algorithm(none, none, lambda num_envs: (), act, none)
+    episodes = jax.jit(lambda key: evaluate(env, algorithm, None, key, num_episodes=32))(jax.random.key(0))
+    returns = {length: sum(np.sqrt(np.float32(n)) for n in range(length)) for length in (1, 2, 3, 4)}
+    assert {int(n) for n in episodes.length} == set(returns)
+    np.testing.assert_allclose(episodes.episode_return, [returns[int(n)] for n in episodes.length], rtol=1e-6)
+    assert not np.asarray(episodes.info["left"]).any()
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from support import SMALL, build, train
 
 from rlexp.config import ConfigError, parse
 from rlexp.envs import wrapped
-from rlexp.envs.base import batched
+from rlexp.envs.base import batched, batched_once
+from rlexp.envs.waiting import Batched
 
 B, T = 3, 40
 PLAIN = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.0, "frame_stack": 1}
@@ -24,8 +25,10 @@ def made(resets: int | None = None, **changes: Any):
 
 def rows(resets: int | None = None, **changes: Any):
     """Leaves [T + 1, B, ...] under ACTIONS."""
-    envs = batched(made(resets, **changes))
+    return rows_of(batched(made(resets, **changes)))
 
+
+def rows_of(envs: Batched):
     def run(key: Any) -> Any:
         state, first = envs.reset(jax.random.split(key, B))
         _, later = jax.lax.scan(envs.step, state, jnp.asarray(ACTIONS))
@@ -142,6 +145,17 @@ def test_waiting_for_a_reset_changes_no_episode():
     for those, waiting in zip(played(None), played(1), strict=True):
         assert waiting == those[: len(waiting)]
     assert min(len(waiting) for waiting in played(1)) < T
+
+
+@pytest.mark.parametrize("changes", [{"action_repeat": 2, "sticky": 0.3}, {"observation_noise": 0.5, "frame_stack": 2}])
+def test_a_batch_of_one_episode_each_has_the_first_ones_of_others(changes):
+    told, once = rows(**changes), rows_of(batched_once(made(**changes)))
+    assert told.first[1:].any() and not once.first[1:].any() and once.last[-1].all()
+    for b in range(B):
+        end = int(np.argmax(told.last[:, b]))
+        for ours, theirs in zip(jax.tree.leaves(once), jax.tree.leaves(told), strict=True):
+            np.testing.assert_array_equal(ours[: end + 1, b], theirs[: end + 1, b])
+        assert once.last[end:, b].all() and not once.reward[end + 1 :, b].any()
 
 
 def test_one_alone_is_as_in_a_batch():
