@@ -112,9 +112,13 @@ def check_ends(*, ends_by: str, random_episodes: Mapping[str, int] | None = None
 
 def made(option: str) -> Any:
     """The environment of a file of conf/env. Raises ConfigError."""
+    return _made_of(_node(option))
+
+
+def _node(option: str) -> dict[str, Any]:
     node = yaml.safe_load((CONF / f"{option}.yaml").read_text())
     node.pop("defaults", None)
-    return _made_of(node)
+    return node
 
 
 def _made_of(node: Mapping[str, Any]) -> Any:
@@ -217,5 +221,7 @@ def _trained(option: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         words = [f"env={option}", f"total_env_steps={TRAIN_STEPS}", "eval.every_env_steps=null", "checkpoint=off"]
         words += ["logger=quiet", f"hydra.run.dir={folder}/run"]
+        if _node(option).get("resets") == "share":  # of few environments that is a world for each at every step
+            words.append("env.resets=auto")
         run([sys.executable, "-m", "rlexp", *words], timeout_s=TIMEOUT_S)
         return json.loads((Path(folder) / "run" / "summary.json").read_text())["objective"]
