@@ -16,8 +16,13 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log, run_job
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf, grammar_parser
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from rlexp import arguments, kinds
 from rlexp.config import ConfigError, nearest, paths
@@ -123,6 +128,7 @@ def composed(overrides: Sequence[str]) -> Composed:
     with hydra() as app:
         config = told_in_one_line(lambda o: app.compose_config("config", o, RunMode.RUN, from_shell=False), overrides)
         with one_line():
+            check_readable(config)
             if config.hydra.mode not in (None, RunMode.RUN):
                 raise ConfigError(f"hydra.mode: {config.hydra.mode.name} is not allowed; expected -m for a sweep")
             config.hydra.mode = RunMode.RUN
@@ -229,6 +235,7 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any], check: Ca
                 overrides,
                 sweeps=True,
             )
+            check_readable(config)
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             callbacks = Callbacks(config)
             _directory(config, "hydra.sweep.dir")
@@ -326,8 +333,9 @@ def without_hydra(config: DictConfig) -> dict[str, Any]:
         own = application(config)
         try:
             node = plain(own)
-        except GrammarParseError as error:  # which names no key
-            raise ConfigError(f"{_unreadable(own)}: {_reasons(error)}") from error
+        except (GrammarParseError, InterpolationResolutionError):
+            check_readable(own)
+            raise
         except MissingMandatoryValue as error:
             path, choices = str(error.full_key or error.key), config.hydra.runtime.choices
             raise ConfigError(arguments.no_value(path, choices, CONF_DIR)) from error
@@ -341,16 +349,20 @@ def plain(config: Any) -> dict[str, Any]:
     return {str(k): v for k, v in node.items()}
 
 
-def _unreadable(config: DictConfig) -> str:
-    """The first key, or list, in which a ${…} cannot be read."""
-    for path in paths(OmegaConf.to_container(config, resolve=False)):
+_WORDS = ("hydra.overrides", "hydra.job")  # where Hydra has the command line once more
+
+
+def check_readable(config: Any, path: str = "") -> None:
+    """Raises ConfigError with the place of the first ${…} that cannot be read: OmegaConf names none, or whoever refers to it."""
+    node = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
+    if isinstance(node, str) and "${" in node:
         try:
-            value = OmegaConf.select(config, path)
-            if OmegaConf.is_list(value):
-                OmegaConf.to_container(value, resolve=True)
-        except GrammarParseError:
-            return path
-    return "config"
+            grammar_parser.parse(node)
+        except GrammarParseError as error:
+            raise ConfigError(f"{path}: {_reasons(error)}") from error
+    elif isinstance(node, dict | list) and path not in _WORDS:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            check_readable(value, f"{path}.{key}" if path else str(key))
 
 
 def force(override: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from rlexp import experiment as experiments
-from rlexp.config import Config, ConfigError
+from rlexp.config import Config, ConfigError, load_module
 from rlexp.envs.imports import reason
 from rlexp.experiment import Experiment
 from rlexp.loading import load
@@ -140,7 +140,13 @@ _OWN = (
 def connect(config: Config, num_members: int = 1) -> None:
     """Chooses the devices, and connects the processes of this run. Raises ConfigError."""
     num_processes = config.processes.number or 1
-    hardware.prepare(config.hardware, plan=config.run == "plan", num_processes=num_processes, num_members=num_members)
+    hardware.prepare(
+        config.hardware,
+        plan=config.run == "plan",
+        num_processes=num_processes,
+        num_members=num_members,
+        decomposes=decomposes(config.env),
+    )
     if config.run != "plan":
         distributed.start(config.processes, num_hosts=1 if config.hardware.emulate else config.hardware.hosts)
     if config.run in ("eval", "profile", "record") and jax.process_count() > 1:
@@ -149,6 +155,13 @@ def connect(config: Config, num_members: int = 1) -> None:
             "host, such as hardware=cpu. Several processes can: train|check"
         )
     configure_jax(config)
+
+
+def decomposes(env: Any, path: str = "env") -> bool:
+    """Whether the module of an environment, or of one within it, says that it decomposes matrices in batches: DECOMPOSES = True."""
+    within = getattr(env, "inner", None)
+    own = getattr(load_module(env.module, path), "DECOMPOSES", False)
+    return own or (within is not None and decomposes(within, f"{path}.inner"))
 
 
 def configure_jax(config: Config) -> None:

@@ -2,7 +2,7 @@
 
 Of the slow tests, the shares are made from tests/slow_costs.toml, so that each costs about the same, and tests that share something
 expensive stay together. What has no row there lands in a share by its name. Of the others, the files of tests/quick_costs.toml take
-turns, in at most six shares, and what has no row always runs. All shares together are all tests; without `--share` all run.
+turns, in at most twelve shares, and what has no row always runs. All shares together are all tests; without `--share` all run.
 """
 
 import datetime
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 SHARES = 12
-QUICK_SHARES = 6
+QUICK_SHARES = 12
 SLOW_COSTS = Path(__file__).with_name("slow_costs.toml")
 QUICK_COSTS = Path(__file__).with_name("quick_costs.toml")
 LEFT_OUT = pytest.StashKey[list[str]]()

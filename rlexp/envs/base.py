@@ -22,6 +22,15 @@ EnvState = Any
 Tally = Literal["last", "mean", "max", "sum"]  # what of an episode a number of `info` stands for
 
 
+class Once(NamedTuple):
+    """A batch of one episode each, and the functions that it does it for: where these are replaced it is of no use."""
+
+    batch: Batched
+    reset: Callable
+    step: Callable
+    of: Batched | None
+
+
 class Env(NamedTuple):
     """An unbatched environment with next-step autoreset; `batched` is what a source steps.
 
@@ -41,9 +50,8 @@ class Env(NamedTuple):
     # Of each leaf of an observation, or of all: how many frames stand side by side on its last axis, the newest last, and before an
     # episode's first one that one, repeated; to the bit, since a memory keeps the newest of each row alone. 1: it is no stack.
     frames: PyTree = 1
-    # A batch of one episode each, which shows its last row from then on: evaluations make no other. Where `step` is replaced by
-    # another than its `alone` it is not used.
-    once: Batched | None = None
+    # For evaluations: a batch of one episode each, which shows its last row from then on. See `with_once`.
+    once: Once | None = None
 
 
 def batched(env: Env) -> Batched:
@@ -51,9 +59,22 @@ def batched(env: Env) -> Batched:
     return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step))
 
 
+def with_once(env: Env, once: Batched) -> Env:
+    """The environment with a batch of one episode each."""
+    return env._replace(once=Once(once, env.reset, env.step, env.batch))
+
+
+def once_of(env: Env) -> Batched | None:
+    """The batch of `Env.once`, unless the environment has got other functions since."""
+    made = env.once
+    if made is None or made.reset is not env.reset or made.step is not env.step or made.of is not env.batch:
+        return None
+    return made.batch
+
+
 def batched_once(env: Env) -> Batched:
-    """The same, for who looks at the first episode of each alone: those of `env.once`, which make no further one, if there are."""
-    return env.once if env.once and env.once.alone is env.step else batched(env)
+    """As `batched`, for who looks at the first episode of each alone; no further ones are made, where the environment knows how."""
+    return once_of(env) or batched(env)
 
 
 class Transition(NamedTuple):
@@ -188,13 +209,13 @@ def episodic(
         return jax.tree.map(lambda new, old: jnp.where(state.last, new, old), again(state, went_on[1]), went_on)
 
     batch = None if resets is None else waiting(reset_env, go_on, again, resets=resets)
-    once = waiting(reset_env, go_on, again, resets=0)._replace(alone=step_env)
+    once = waiting(reset_env, go_on, again, resets=0)
 
     def drawn(state: Episode) -> Any:
         assert draw is not None
         return draw(state.inner.inner if isinstance(state.inner, Tallied) else state.inner, state.params)
 
-    return Env(spec, reset_env, step_env, batch, draw=drawn if draw else None, once=once)
+    return with_once(Env(spec, reset_env, step_env, batch, draw=drawn if draw else None), once)
 
 
 def _first(obs: PyTree, info: PyTree) -> TimeStep:

@@ -14,6 +14,7 @@ from rlexp.envs.managers.world import World
 from rlexp.envs.suites import imported, known, made, physics, remembered
 
 _LIMIT = 1000  # steps, as brax.envs.create has it
+DECOMPOSES = True  # matrices, in batches: see rlexp.machine.hardware.prepare
 
 
 @schema

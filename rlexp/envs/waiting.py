@@ -40,7 +40,6 @@ class Batched(NamedTuple):
     reset: Callable[[jax.Array], tuple[Any, TimeStep]]  # of keys [B]
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
     differentiates: bool = True  # in reverse mode, where the environment does
-    alone: Callable | None = None  # the step of one environment that it does for all
 
 
 class Waiting(NamedTuple):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlexp.config import ConfigError, Few, Fraction, Host, NonNegative, Part, Positive, load_module, schema, told_at
-from rlexp.envs.base import Env, HostEnv, action_struct, batched, batched_once
+from rlexp.envs.base import Env, HostEnv, action_struct, batched, once_of, with_once
 from rlexp.envs.waiting import Batched
 from rlexp.types import Continuous, EnvSpec, Groups, Key, MultiDiscrete, PyTree, TimeStep
 
@@ -149,7 +149,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         return jax.tree.map(lambda x: x[0], step(alone, state, action))
 
     def around(envs: Batched) -> Batched:
-        return Batched(functools.partial(reset, envs), functools.partial(step, envs), envs.differentiates, step_one)
+        return Batched(functools.partial(reset, envs), functools.partial(step, envs), envs.differentiates)
 
     draw = None if env.draw is None else (lambda state: env.draw(state.inner))  # type: ignore[misc]
     # One that waits for its reset shows a stack that does not move on.
@@ -158,8 +158,9 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         if env.batch
         else jax.tree_util.tree_map_with_path(lambda p, _: 1 if _is_mask(p) else config.frame_stack, spec.observation)
     )
-    once = around(batched_once(env))
-    return Env(spec, reset_one, step_one, around(envs), env.shared, draw, frames, once)
+    made = Env(spec, reset_one, step_one, around(envs), env.shared, draw, frames)
+    once = once_of(env)
+    return made if once is None else with_once(made, around(once))
 
 
 def _spec(config: Config, inner: EnvSpec) -> EnvSpec:

@@ -115,11 +115,14 @@ _TPU_ENVIRONMENT = {
 }
 
 
-def prepare(config: Config, *, plan: bool = False, num_processes: int = 1, num_members: int = 1) -> None:
+def prepare(
+    config: Config, *, plan: bool = False, num_processes: int = 1, num_members: int = 1, decomposes: bool = False
+) -> None:
     """Chooses the platform. Must run before JAX starts its backend, since virtual devices are made there.
 
     Args:
       num_members: of the largest pack that this process will train.
+      decomposes: its programs decompose matrices in batches, and on a CPU need a larger pool of threads not to wait for ever.
 
     Raises:
       ConfigError: the processes cannot share the devices, or the backend has started with fewer virtual devices.
@@ -130,7 +133,8 @@ def prepare(config: Config, *, plan: bool = False, num_processes: int = 1, num_m
         )
     if config.emulate or config.platform == "cpu" or (plan and config.platform == "tpu"):
         jax.config.update("jax_platforms", "cpu")
-        os.environ.setdefault("NPROC", str(_cpu_threads(_wanted(config))))
+        if decomposes:
+            os.environ.setdefault("NPROC", str(_cpu_threads(_wanted(config))))
     if config.emulate or (config.platform == "cpu" and num_processes < _wanted(config) <= _cores()):
         try:
             jax.config.update("jax_num_cpu_devices", _wanted(config) // num_processes)
@@ -150,7 +154,8 @@ def _cpu_threads(num_devices: int) -> int:
 
     A decomposition of a batch of matrices (Cholesky, QR, a solve) keeps the thread that it runs on and waits for others of the same
     pool. By default that has a thread for each core or device: on two cores four of them side by side, or one on each of two
-    devices, wait for ever (jax 0.10.2; brax's and MuJoCo's bodies have them). A thread that waits costs nothing.
+    devices, wait for ever (jax 0.10.2; brax's and MuJoCo's bodies have them). Whoever has none is better off without: XLA cuts its
+    loops into a piece for each thread, and a small program takes up to twice as long.
     """
     return _cores() + 32 + 8 * max(num_devices, _cores())
 

@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import counting_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +16,10 @@ from support import SMALL, build, train, without_clock
 from support import rows as rows_of
 
 from rlexp.algos.base import Algorithm
-from rlexp.config import ConfigError
-from rlexp.envs.base import Env, Transition, batched, episodic
+from rlexp.config import ConfigError, parse
+from rlexp.envs import wrapped
+from rlexp.envs.base import Env, Transition, batched, episodic, once_of
+from rlexp.envs.waiting import Batched
 from rlexp.ops.returns import gae, lambda_returns
 from rlexp.sources import rollout
 from rlexp.training import loop, metrics
@@ -225,15 +228,40 @@ def test_an_evaluation_makes_no_second_episodes(resets):
     assert any(f"{WIDTH}]" in str(e) for e in apart.eqns if e.primitive.name == "while")
 
 
-def test_an_evaluation_takes_another_step_that_an_environment_was_given():
+@pytest.mark.parametrize("what", ["step", "reset", "batch"])
+@pytest.mark.parametrize("around", [False, True], ids=["", "wrapped"])
+def test_an_evaluation_takes_the_functions_that_an_environment_was_given(what, around, monkeypatch):
     env = drawn(None)
 
-    def paid(state: Any, action: Any) -> Any:
-        state, row = env.step(state, action)
-        return state, row._replace(reward=jnp.where(row.first, 0.0, 1.0))
+    def paid(step: Any) -> Any:
+        def stepped(state: Any, action: Any) -> Any:
+            state, row = step(state, action)
+            return state, row._replace(reward=jnp.where(row.first, 0.0, 1.0))
 
-    episodes = jax.jit(functools.partial(played, env._replace(step=paid)))(jax.random.key(0))
-    np.testing.assert_array_equal(episodes.episode_return, episodes.length)
+        return stepped
+
+    def reset(key: Any) -> Any:
+        state, row = env.reset(key)
+        return state._replace(time=jnp.int32(LIMIT - 1)), row
+
+    other = env._replace(
+        **{
+            "step": {"step": paid(env.step)},
+            "reset": {"reset": reset},
+            "batch": {"batch": Batched(jax.vmap(env.reset), paid(jax.vmap(env.step)))},
+        }[what]
+    )
+    if around:
+        monkeypatch.setattr(counting_env, "make", lambda config: other)
+        plain = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.0, "frame_stack": 1}
+        node = {"module": "rlexp.envs.wrapped", "inner": {"module": "counting_env", "resets": None}, **plain}
+        other = wrapped.make(parse(node, wrapped.Config, "env")[0])
+    episodes = jax.jit(functools.partial(played, other))(jax.random.key(0))
+    if what == "reset":
+        assert (np.asarray(episodes.length) == 1).all()
+    else:
+        np.testing.assert_array_equal(episodes.episode_return, episodes.length)
+    assert once_of(env) is not None and once_of(other) is None
 
 
 def test_what_a_world_would_do_after_its_end_is_no_part_of_an_evaluation():

@@ -3,14 +3,16 @@
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import pytest
 from support import build, command_line, fingerprint
 
-from rlexp import compose
-from rlexp.config import ConfigError
+from rlexp import compose, session
+from rlexp.config import Config, ConfigError, parse
 from rlexp.machine import hardware
+from rlexp.sweep import hydra_jobs, packing
 from rlexp.training import program
 from rlexp.training.layout import layout_of
 
@@ -157,9 +159,44 @@ def test_a_cpu_has_a_device_for_each_core_that_is_asked_for(monkeypatch, cores, 
     monkeypatch.setenv("NPROC", "1")  # a user's own stays
     config, updates = profile(*more), []
     monkeypatch.setattr(jax.config, "update", lambda *change: updates.append(change))
-    hardware.prepare(config, num_processes=processes)
+    hardware.prepare(config, num_processes=processes, decomposes=True)
     assert [number for name, number in updates if name == "jax_num_cpu_devices"] == made
     assert os.environ["NPROC"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "does"),
+    [
+        ("env=gymnax/cartpole", False),
+        ("env=driving/mixed", False),
+        ("env=brax/ant", True),
+        ("env=playground/cartpole_balance", True),
+        ("env=wrapped env@env.inner=brax/ant", True),
+        ("env=wrapped env@env.inner=gymnax/catch", False),
+        ("env=managed env@env.inner=brax/ant", True),
+        ("env=wrapped env@env.inner=wrapped env@env.inner.inner=playground/cartpole_balance", True),
+    ],
+)
+def test_only_who_decomposes_matrices_gets_more_threads(monkeypatch, words, does):
+    """Of more a small program becomes slower, up to twice."""
+    config, _ = parse(compose.compose_node(words.split())[0], Config)
+    monkeypatch.setattr(jax.config, "update", lambda *change: None)
+    monkeypatch.setenv("NPROC", "1")  # put back afterwards, whatever it was
+    monkeypatch.delenv("NPROC")
+    session.connect(config)
+    assert ("NPROC" in os.environ) == does
+
+
+def test_of_several_packs_those_that_decompose_matrices_are_prepared_first(monkeypatch):
+    """JAX starts with the first."""
+    order, groups = [], []
+    for env in ("gymnax/cartpole", "brax/ant", "gymnax/catch"):
+        config, modules = parse(compose.compose_node([f"env={env}"])[0], Config)
+        groups.append([packing.Job(0, (), {}, config, modules, Path())])
+    monkeypatch.setattr(hydra_jobs, "at_once", len)
+    monkeypatch.setattr(session, "prepare", lambda node, config, *args, **more: order.append(config.env.module))
+    hydra_jobs._check(groups, elsewhere=False)
+    assert order == ["rlexp.envs.brax", "rlexp.envs.gymnax", "rlexp.envs.gymnax"]
 
 
 def test_too_few_devices_are_one_line(monkeypatch):

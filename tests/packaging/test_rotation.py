@@ -87,11 +87,11 @@ def test_each_test_is_in_one_share_and_what_is_left_out_is_told(project):
         assert len(shares) == 1
 
 
-def test_what_takes_turns_comes_every_sixth_time_and_all_of_it_where_all_is_asked_for(project):
-    """Shares of slow tests may be many: a run of `make test` has one of at most six."""
-    assert [rotation.quick_share(share, 12) for share in range(12)] == 2 * [(share, 6) for share in range(6)]
-    run, _, told = pytest_in(project, "-m", "not slow", "--share=8/12", "--collect-only", "-qq").partition("left for")
-    # The second of six shares; the first has two of the seven files.
+def test_what_takes_turns_comes_every_twelfth_time_and_all_of_it_where_all_is_asked_for(project):
+    """Shares of slow tests may be many: a run of `make test` has one of at most twelve."""
+    assert [rotation.quick_share(share, 24) for share in range(24)] == 2 * [(share, 12) for share in range(12)]
+    run, _, told = pytest_in(project, "-m", "not slow", "--share=14/24", "--collect-only", "-qq").partition("left for")
+    # The second of twelve shares, of which seven have a file.
     assert re.findall(r"test_quick_(\d)\.py::test_one", run) == ["1"]
     assert told.count("test_quick_") == 6 and "house/test_0" not in told  # slow ones were not asked for
     assert "39 tests collected" in pytest_in(project, "--share=1/1", "--collect-only", "-qq")
@@ -125,11 +125,11 @@ def test_what_is_new_moves_nothing_else_and_lands_somewhere():
 
 @pytest.mark.parametrize(
     ("table", "num_shares", "minutes"),
-    [(rotation.SLOW_COSTS, rotation.SHARES, 10), (rotation.QUICK_COSTS, rotation.QUICK_SHARES, 4)],
+    [(rotation.SLOW_COSTS, rotation.SHARES, 10), (rotation.QUICK_COSTS, rotation.QUICK_SHARES, 2)],
     ids=["slow", "quick"],
 )
 def test_a_table_is_of_tests_that_are_there_and_its_shares_fit_into_ci(table, num_shares, minutes):
-    """CI has two cores: 10 minutes for a share of the slow tests, and 8 for others, of which some always run."""
+    """CI has two cores: minutes for a share of the slow tests, and of the others, of which many always run."""
     costs = rotation.read_costs(table)
     for row in costs:
         file, _, test = row.partition("::")
