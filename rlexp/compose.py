@@ -1,6 +1,7 @@
 """Hydra's part: where conf/ is, the resolvers, composing a command line, and Hydra's many-line errors in one line."""
 
 import contextlib
+import functools
 import os
 import re
 import tempfile
@@ -17,12 +18,7 @@ from hydra.core.utils import configure_log, run_job
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, grammar_parser
-from omegaconf.errors import (
-    GrammarParseError,
-    InterpolationResolutionError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
 
 from rlexp import arguments, kinds
 from rlexp.config import ConfigError, nearest, paths
@@ -128,7 +124,6 @@ def composed(overrides: Sequence[str]) -> Composed:
     with hydra() as app:
         config = told_in_one_line(lambda o: app.compose_config("config", o, RunMode.RUN, from_shell=False), overrides)
         with one_line():
-            check_readable(config)
             if config.hydra.mode not in (None, RunMode.RUN):
                 raise ConfigError(f"hydra.mode: {config.hydra.mode.name} is not allowed; expected -m for a sweep")
             config.hydra.mode = RunMode.RUN
@@ -235,7 +230,6 @@ def sweep(overrides: Sequence[str], task: Callable[[DictConfig], Any], check: Ca
                 overrides,
                 sweeps=True,
             )
-            check_readable(config)
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             callbacks = Callbacks(config)
             _directory(config, "hydra.sweep.dir")
@@ -259,7 +253,7 @@ def told_in_one_line(
         arguments.check(overrides, _groups(), options, sweeps=sweeps)
         overrides = list(_emptied(overrides))
         try:
-            return composed(overrides)
+            config = composed(overrides)
         except ConfigCompositionException as error:
             if isinstance(error, MissingConfigException | OverrideParseException):
                 raise
@@ -268,7 +262,9 @@ def told_in_one_line(
             if told := arguments.refused(str(error), overrides, _groups(), keys):
                 raise ConfigError(told) from error
             # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
-            return composed([force(o) for o in overrides])
+            config = composed([force(o) for o in overrides])
+        _check_readable(config)
+        return config
 
 
 def _emptied(overrides: Sequence[str]) -> Iterator[str]:
@@ -330,12 +326,8 @@ def without_hydra(config: DictConfig) -> dict[str, Any]:
         if group in config and (choice := OmegaConf.select(config, f"hydra.runtime.choices.{group}")) is not None:
             raise ConfigError(f"{group}={choice}: this file does not begin with the line `# @package {package}`")
     with one_line():
-        own = application(config)
         try:
-            node = plain(own)
-        except (GrammarParseError, InterpolationResolutionError):
-            check_readable(own)
-            raise
+            node = plain(application(config))
         except MissingMandatoryValue as error:
             path, choices = str(error.full_key or error.key), config.hydra.runtime.choices
             raise ConfigError(arguments.no_value(path, choices, CONF_DIR)) from error
@@ -349,20 +341,21 @@ def plain(config: Any) -> dict[str, Any]:
     return {str(k): v for k, v in node.items()}
 
 
+_parsed = functools.cache(grammar_parser.parse)  # the jobs of a sweep have the same ones, all but a few
 _WORDS = ("hydra.overrides", "hydra.job")  # where Hydra has the command line once more
 
 
-def check_readable(config: Any, path: str = "") -> None:
+def _check_readable(config: Any, path: str = "") -> None:
     """Raises ConfigError with the place of the first ${…} that cannot be read: OmegaConf names none, or whoever refers to it."""
     node = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
     if isinstance(node, str) and "${" in node:
         try:
-            grammar_parser.parse(node)
+            _parsed(node)
         except GrammarParseError as error:
             raise ConfigError(f"{path}: {_reasons(error)}") from error
     elif isinstance(node, dict | list) and path not in _WORDS:
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-            check_readable(value, f"{path}.{key}" if path else str(key))
+            _check_readable(value, f"{path}.{key}" if path else str(key))
 
 
 def force(override: str) -> str:
