@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-SHARES = 12
+SHARES = 24
 QUICK_SHARES = 12
 SLOW_COSTS = Path(__file__).with_name("slow_costs.toml")
 QUICK_COSTS = Path(__file__).with_name("quick_costs.toml")

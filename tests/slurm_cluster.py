@@ -94,7 +94,7 @@ class Cluster:
         daemon = self._daemons[node]
         daemon.kill()
         daemon.wait()
-        for process in _of_jobs(node):
+        for process in of_jobs(node, self.env):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
@@ -146,12 +146,16 @@ class Cluster:
         log.close()
 
 
-def _of_jobs(node: str) -> set[int]:
-    """The processes of jobs on a node, and Slurm's own that watch over them: what its slurmd leaves behind."""
+def of_jobs(node: str, of_cluster: dict[str, str]) -> set[int]:
+    """The processes of jobs on a node, and Slurm's own that watch over them: what its slurmd leaves behind.
+
+    `of_cluster` is what the cluster's commands have in their environment: another one on this machine has a node of that name.
+    """
+    wanted = {f"{name}={value}".encode() for name, value in {"SLURMD_NODENAME": node, **of_cluster}.items()}
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"SLURMD_NODENAME={node}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
                 found.add(int(entry.name))
                 if b"slurmstepd" in Path("/proc", parent, "cmdline").read_bytes():

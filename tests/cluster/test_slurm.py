@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import wandb_file
-from slurm_cluster import Cluster
+from slurm_cluster import Cluster, of_jobs
 from support import assert_same, environment, hold_save, rlexp_command, rows
 
 from rlexp.sweep import optuna as optuna_sweeper
@@ -135,6 +135,22 @@ def assert_nothing_lost(sweeps: Sweeps, undisturbed: Path) -> None:
     assert sweeps.in_slurm("pending,running") == {}
     for number in (0, 1):
         assert_same(sweeps.directory / f"sweep/{number}", undisturbed / str(number))
+
+
+def test_jobs_of_another_cluster_here_are_not_taken_for_its_own(tmp_path, cluster):
+    """Tests that run side by side have one each, with nodes of the same names."""
+    another = Cluster(tmp_path / "another")
+    try:
+        another.start()
+        found = []
+        for one in (cluster, another):
+            one("sbatch", "--nodelist=n1", "--output=/dev/null", "--wrap=srun sleep 600")
+            one.wait_until(lambda one=one: len(of_jobs("n1", one.env)) > 3, "the job and its step to run")
+            found.append(of_jobs("n1", one.env))
+        assert found[0].isdisjoint(found[1])
+    finally:
+        cluster("scancel", "--user=root")
+        another.stop()
 
 
 def test_a_sweep_and_what_it_tells(sweeps, cluster):
