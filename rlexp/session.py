@@ -145,7 +145,7 @@ def connect(config: Config, num_members: int = 1) -> None:
         plan=config.run == "plan",
         num_processes=num_processes,
         num_members=num_members,
-        decomposes=decomposes(config.env),
+        decompositions=decompositions(config.env),
     )
     if config.run != "plan":
         distributed.start(config.processes, num_hosts=1 if config.hardware.emulate else config.hardware.hosts)
@@ -157,11 +157,13 @@ def connect(config: Config, num_members: int = 1) -> None:
     configure_jax(config)
 
 
-def decomposes(env: Any, path: str = "env") -> bool:
-    """Whether the module of an environment, or of one within it, says that it decomposes matrices in batches: DECOMPOSES = True."""
-    within = getattr(env, "inner", None)
-    own = getattr(load_module(env.module, path), "DECOMPOSES", False)
-    return own or (within is not None and decomposes(within, f"{path}.inner"))
+def decompositions(env: Any, path: str = "env") -> int:
+    """How many decompositions of matrices a step and a reset of an environment have together, with those of one within it.
+
+    Its module says so, by a function `decompositions(config)`: how many of them could run side by side. Others have none.
+    """
+    within, own = getattr(env, "inner", None), getattr(load_module(env.module, path), "decompositions", None)
+    return (own(env) if own else 0) + (decompositions(within, f"{path}.inner") if within is not None else 0)
 
 
 def configure_jax(config: Config) -> None:

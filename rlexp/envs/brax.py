@@ -14,7 +14,7 @@ from rlexp.envs.managers.world import World
 from rlexp.envs.suites import imported, known, made, physics, remembered
 
 _LIMIT = 1000  # steps, as brax.envs.create has it
-DECOMPOSES = True  # matrices, in batches: see rlexp.machine.hardware.prepare
+_DECOMPOSITIONS = {"mjx": 9, "positional": 0, "spring": 0}  # by the physics; generalized, the default, has 2
 
 
 @schema
@@ -45,6 +45,11 @@ def make(config: Config) -> Env:
 def world(config: Config) -> World:
     """The same without a task, for terms."""
     return brax_world(config, _task(config), make(config))
+
+
+def decompositions(config: Config) -> int:
+    """Of matrices, in batches; see `rlexp.session.decompositions`."""
+    return _DECOMPOSITIONS.get(config.kwargs.get("backend", "generalized"), 2)
 
 
 def _task(config: Config) -> Any:

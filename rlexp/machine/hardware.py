@@ -116,13 +116,14 @@ _TPU_ENVIRONMENT = {
 
 
 def prepare(
-    config: Config, *, plan: bool = False, num_processes: int = 1, num_members: int = 1, decomposes: bool = False
+    config: Config, *, plan: bool = False, num_processes: int = 1, num_members: int = 1, decompositions: int = 0
 ) -> None:
     """Chooses the platform. Must run before JAX starts its backend, since virtual devices are made there.
 
     Args:
       num_members: of the largest pack that this process will train.
-      decomposes: its programs decompose matrices in batches, and on a CPU need a larger pool of threads not to wait for ever.
+      decompositions: of batches of matrices that a device may have side by side; on a CPU they need a pool of threads that they
+        cannot fill, not to wait for ever.
 
     Raises:
       ConfigError: the processes cannot share the devices, or the backend has started with fewer virtual devices.
@@ -133,8 +134,9 @@ def prepare(
         )
     if config.emulate or config.platform == "cpu" or (plan and config.platform == "tpu"):
         jax.config.update("jax_platforms", "cpu")
-        if decomposes:
-            os.environ.setdefault("NPROC", str(_cpu_threads(_wanted(config))))
+        if decompositions:
+            most = max(_wanted(config) // num_processes, min(num_members, _pack_devices(config)))
+            os.environ.setdefault("NPROC", str(_cpu_threads(most, decompositions)))
     if config.emulate or (config.platform == "cpu" and num_processes < _wanted(config) <= _cores()):
         try:
             jax.config.update("jax_num_cpu_devices", _wanted(config) // num_processes)
@@ -149,15 +151,16 @@ def prepare(
             jax.config.update("jax_num_cpu_devices", min(num_members, _pack_devices(config)))
 
 
-def _cpu_threads(num_devices: int) -> int:
+def _cpu_threads(num_devices: int, decompositions: int) -> int:
     """What NPROC must be before JAX starts: the threads of the pool that XLA's virtual CPU devices share.
 
     A decomposition of a batch of matrices (Cholesky, QR, a solve) keeps the thread that it runs on and waits for others of the same
     pool. By default that has a thread for each core or device: on two cores four of them side by side, or one on each of two
-    devices, wait for ever (jax 0.10.2; brax's and MuJoCo's bodies have them). Whoever has none is better off without: XLA cuts its
-    loops into a piece for each thread, and a small program takes up to twice as long.
+    devices, wait for ever (jax 0.10.2; brax's and MuJoCo's bodies have them). With one thread more than all could keep, one always
+    goes on. No more than that: XLA cuts its loops into a piece for each thread, and with fifty a small program takes up to twice
+    as long.
     """
-    return _cores() + 32 + 8 * max(num_devices, _cores())
+    return max(_cores(), 1 + decompositions * num_devices)
 
 
 def make(config: Config, num_members: int = 1) -> Mesh:

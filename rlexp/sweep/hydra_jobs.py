@@ -233,7 +233,7 @@ def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
 
     most = max(map(at_once, groups), default=0)
     # JAX starts with the first, and whoever needs a larger pool of threads has to ask for it by then.
-    for group in sorted(groups, key=lambda group: not session.decomposes(group[0].config.env)):
+    for group in sorted(groups, key=lambda group: -session.decompositions(group[0].config.env)):
         lead, size = group[0], at_once(group)
         session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most, pack=size)
 

@@ -12,7 +12,7 @@ from rlexp.config import parse
 from rlexp.machine import hardware
 
 config = parse(compose.compose_node(sys.argv[1:])[0])[0].hardware
-hardware.prepare(config, decomposes=True)
+hardware.prepare(config, decompositions=4)  # as there are below
 mesh = hardware.make(config)
 
 

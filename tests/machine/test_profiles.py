@@ -159,32 +159,48 @@ def test_a_cpu_has_a_device_for_each_core_that_is_asked_for(monkeypatch, cores, 
     monkeypatch.setenv("NPROC", "1")  # a user's own stays
     config, updates = profile(*more), []
     monkeypatch.setattr(jax.config, "update", lambda *change: updates.append(change))
-    hardware.prepare(config, num_processes=processes, decomposes=True)
+    hardware.prepare(config, num_processes=processes, decompositions=2)
     assert [number for name, number in updates if name == "jax_num_cpu_devices"] == made
     assert os.environ["NPROC"] == "1"
 
 
 @pytest.mark.parametrize(
-    ("words", "does"),
+    ("words", "threads"),
     [
-        ("env=gymnax/cartpole", False),
-        ("env=driving/mixed", False),
-        ("env=brax/ant", True),
-        ("env=playground/cartpole_balance", True),
-        ("env=wrapped env@env.inner=brax/ant", True),
-        ("env=wrapped env@env.inner=gymnax/catch", False),
-        ("env=managed env@env.inner=brax/ant", True),
-        ("env=wrapped env@env.inner=wrapped env@env.inner.inner=playground/cartpole_balance", True),
+        ("env=gymnax/cartpole", None),
+        ("env=driving/mixed", None),
+        ("env=brax/ant", 3),
+        ("env=brax/ant hardware.mesh.data=2", 5),
+        ("env=brax/ant hardware.mesh.data=4 hardware.emulate=true", 9),
+        ("env=brax/ant +env.kwargs.backend=mjx", 10),
+        ("env=brax/ant +env.kwargs.backend=spring", None),
+        ("env=playground/cartpole_balance", 16),
+        ("env=wrapped env@env.inner=brax/ant", 3),
+        ("env=wrapped env@env.inner=gymnax/catch", None),
+        ("env=managed env@env.inner=brax/ant", 3),
+        ("env=wrapped env@env.inner=wrapped env@env.inner.inner=playground/cartpole_balance", 16),
     ],
 )
-def test_only_who_decomposes_matrices_gets_more_threads(monkeypatch, words, does):
-    """Of more a small program becomes slower, up to twice."""
+def test_who_decomposes_matrices_gets_one_thread_more_than_that_keeps(monkeypatch, words, threads):
+    """On two cores. Of more a small program becomes slower, up to twice."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     config, _ = parse(compose.compose_node(words.split())[0], Config)
     monkeypatch.setattr(jax.config, "update", lambda *change: None)
     monkeypatch.setenv("NPROC", "1")  # put back afterwards, whatever it was
     monkeypatch.delenv("NPROC")
     session.connect(config)
-    assert ("NPROC" in os.environ) == does
+    assert os.environ.get("NPROC") == (threads and str(threads))
+
+
+@pytest.mark.parametrize(("members", "threads"), [(1, 3), (2, 5), (3, 7), (9, 9)])
+def test_of_a_pack_each_device_has_its_own(monkeypatch, members, threads):
+    """On four cores, of which a pack takes one for each member."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setattr(jax.config, "update", lambda *change: None)
+    monkeypatch.setenv("NPROC", "1")
+    monkeypatch.delenv("NPROC")
+    hardware.prepare(profile(), num_members=members, decompositions=2)
+    assert int(os.environ["NPROC"]) == max(4, threads)
 
 
 def test_of_several_packs_those_that_decompose_matrices_are_prepared_first(monkeypatch):
