@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.extend import core
 
 from rlexp import compose, experiment
 from rlexp.experiment import Experiment
@@ -213,3 +214,22 @@ def hold_save(directory: Path, update: int) -> str:
     """
     (directory / "held_save.py").write_text(_HELD_SAVE.format(update=update, place=directory))
     return "held_save"
+
+
+def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+    """All of them; of what contains others, the others: those of a loop once, of a function as often as it is called."""
+    for equation in jaxpr.eqns:
+        inner = [
+            p.jaxpr if isinstance(p, core.ClosedJaxpr) else p
+            for parameter in equation.params.values()
+            for p in (parameter if isinstance(parameter, tuple | list) else (parameter,))
+            if isinstance(p, core.ClosedJaxpr | core.Jaxpr)
+        ]
+        if "levels" in equation.params:  # of rlexp.networks.multilinear
+            evaluate = functools.partial(equation.primitive.impl, **equation.params)
+            structs = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars)
+            inner = [jax.make_jaxpr(evaluate)(*structs).jaxpr]
+        for jaxpr_ in inner:
+            yield from equations(jaxpr_)
+        if not inner:
+            yield equation

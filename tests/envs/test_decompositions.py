@@ -1,27 +1,16 @@
 """What adapters of bodies say of their decompositions is what their programs have: a pool of threads is made by it."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from suites import build_env, need, node_of
+from support import equations
 
 from rlexp import session
 from rlexp.config import load_module, parse
 
 DECOMPOSE = {"cholesky", "eig", "eigh", "hessenberg", "lu", "qr", "geqrf", "geqp3", "schur", "svd", "tridiagonal"}
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Of all that it calls too, as often as it calls it; of a loop once."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):
-                yield from equations(inner)
 
 
 def test_they_are_counted_in_branches_and_loops():
@@ -57,3 +46,11 @@ def test_bodies_have_as_many_as_they_say(option, changes):
     found = sum(equation.primitive.name in DECOMPOSE for equation in equations(program.jaxpr))
     said = session.decompositions(config)
     assert found <= said and (found == said or option == "playground/cartpole_balance")
+
+
+@pytest.mark.parametrize("backend", [None, 7, "nothing", [1], {"a": [1]}])
+def test_physics_that_is_none_has_none(backend):
+    """They are asked for before the environment is made, which refuses it."""
+    node = node_of("brax/ant") | {"kwargs": {"backend": backend}}
+    module = load_module(node["module"], "env")
+    assert session.decompositions(parse(node, module.Config, "env")[0]) == 0

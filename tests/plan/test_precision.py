@@ -1,12 +1,9 @@
 """What a program computes in, seen in the program: bfloat16 products, and float32 wherever something is summed or learnt."""
 
-import functools
-from collections.abc import Iterator
-
 import jax
 import pytest
 from jax.extend import core
-from support import build, command_line
+from support import build, command_line, equations
 
 from rlexp.modes import hlo
 from rlexp.training import program
@@ -34,25 +31,6 @@ MOVES |= {
     "stack",
 }
 MOVES |= {"bitcast_convert_type"}  # where what is remembered is shuffled with its rows
-
-
-def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
-    """All of them; of what contains others, the others."""
-    for equation in jaxpr.eqns:
-        inner = [
-            p.jaxpr if isinstance(p, core.ClosedJaxpr) else p
-            for parameter in equation.params.values()
-            for p in (parameter if isinstance(parameter, tuple | list) else (parameter,))
-            if isinstance(p, core.ClosedJaxpr | core.Jaxpr)
-        ]
-        if "levels" in equation.params:  # of rlexp.networks.multilinear
-            evaluate = functools.partial(equation.primitive.impl, **equation.params)
-            structs = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars)
-            inner = [jax.make_jaxpr(evaluate)(*structs).jaxpr]
-        for jaxpr_ in inner:
-            yield from equations(jaxpr_)
-        if not inner:
-            yield equation
 
 
 def update(*overrides: str) -> list[core.JaxprEqn]:
