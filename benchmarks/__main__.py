@@ -8,6 +8,7 @@ that of docs/gymnax.md, `python -m benchmarks suites_recipes [SUITE/NAME ...]` t
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks import (
@@ -66,9 +67,13 @@ PARTS = {
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
     "suites": (suites.measure, 5),
+    **{f"suites_{key}": (partial(suites.measure, tasks=(key,)), 5) for key in suites.TASKS},
     "trunk": (trunk.measure, 5),
 }
-_PARTS_OF_OTHERS = ("costs_packed",)  # measured by name alone: another part measures the same and more
+_PARTS_OF_OTHERS = (
+    "costs_packed",
+    *(f"suites_{key}" for key in suites.TASKS),
+)  # measured by name alone: another part measures the same and more
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

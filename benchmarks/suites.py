@@ -29,6 +29,7 @@ COMPILES_S = 1800.0  # bodies' physics, three programs on one core
 class Task(NamedTuple):
     """An environment, and how it is trained on all sides."""
 
+    title: str
     env: str
     peer: str  # brax_run or craftax_run
     name: str  # what the peer calls it
@@ -50,7 +51,8 @@ _GPU, _CPU = (1024, 4096), (256, 1024)
 _BODIES = {"num_steps": 32, "num_epochs": 4, "num_minibatches": 16, "hidden": (128, 128, 128), "activation": "silu"}
 _CRAFTAX = {"num_steps": 64, "num_epochs": 4, "num_minibatches": 8}
 TASKS = {
-    "brax ant": Task(
+    "ant": Task(
+        "brax ant",
         "brax/ant",
         "brax_run",
         "ant",
@@ -58,7 +60,8 @@ TASKS = {
         num_envs={"gpu": _GPU, "cpu": _CPU},
         env_steps={"gpu": 1_000_000, "cpu": 30_000},
     ),
-    "Playground CheetahRun": Task(
+    "cheetah": Task(
+        "Playground CheetahRun",
         "playground/cheetah_run",
         "brax_run",
         "CheetahRun",
@@ -66,7 +69,8 @@ TASKS = {
         num_envs={"gpu": _GPU, "cpu": _CPU},
         env_steps={"gpu": 1_000_000, "cpu": 60_000},
     ),
-    "Craftax-Classic": Task(
+    "craftax_classic": Task(
+        "Craftax-Classic",
         "craftax/classic",
         "craftax_run",
         "Craftax-Classic-Symbolic-v1",
@@ -76,7 +80,8 @@ TASKS = {
         num_envs={"gpu": _GPU, "cpu": (64, 256)},
         env_steps={"gpu": 1_500_000, "cpu": 1},
     ),
-    "Craftax, with a memory": Task(
+    "craftax_memory": Task(
+        "Craftax, with a memory",
         "craftax/full",
         "craftax_run",
         "Craftax-Symbolic-v1",
@@ -84,46 +89,51 @@ TASKS = {
         hidden=(512,),
         activation="relu",
         memory=True,
-        num_envs={"gpu": (256, 1024), "cpu": (64,)},  # observations of 64 steps of 4,096 are 8.7 GB
+        num_envs={"gpu": (256, 1024), "cpu": (64, 256)},  # observations of 64 steps of 4,096 are 8.7 GB
         env_steps={"gpu": 500_000, "cpu": 1},
     ),
 }
 
 
-def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
-    """Each side stays in a process that has compiled. What is measured is written after each task."""
+def measure(out: Path, *, rounds: int, quick: bool, say: Say, tasks: Sequence[str] = tuple(TASKS)) -> None:
+    """Each side stays in a process that has compiled. What is measured is written after each size, to a file of its task.
+
+    Args:
+      tasks: keys of TASKS.
+    """
     platform, device = run([sys.executable, "-c", PROBE], timeout_s=120)[0].strip().splitlines()[-1].split("|")
-    samples: dict[str, Any] = {}
-    results: dict[str, Any] = {}
-    every = [(name, n) for name, task in TASKS.items() for n in ((8,) if quick else task.num_envs[platform])]
-    at_once = max(1, (os.cpu_count() or 1) // 2)
+    samples: dict[str, dict[str, Any]] = {key: {} for key in tasks}
+    results: dict[str, dict[str, Any]] = {key: {} for key in tasks}
+    every = [(key, n) for key in tasks for n in ((8,) if quick else TASKS[key].num_envs[platform])]
+    at_once = max(1, _cores() // 2)
     for begin in range(0, len(every), at_once):
-        with contextlib.ExitStack() as stack, ThreadPoolExecutor(3 * at_once) as lanes:
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(4 * at_once) as lanes:
             group = {}
-            for name, num_envs in every[begin : begin + at_once]:
-                told = f"{name}, {num_envs:,} environments"
-                group[told] = _sides(TASKS[name], platform, num_envs, rounds=rounds, quick=quick, say=say)
-                for side in group[told].values():
+            for key, num_envs in every[begin : begin + at_once]:
+                sides = _sides(TASKS[key], platform, num_envs, rounds=rounds, quick=quick, say=say)
+                group[key, f"{num_envs:,} environments"] = sides
+                for side in sides.values():
                     stack.callback(side.close)
             # All of a group start and compile side by side; Brax's compiles a second time for its second part.
-            first = {told: [lanes.submit(_warm, side) for side in sides.values()] for told, sides in group.items()}
+            first = {one: [lanes.submit(_warm, side) for side in sides.values()] for one, sides in group.items()}
             wait([started for each in first.values() for started in each])
-            for told, sides in group.items():
+            for (key, size), sides in group.items():
+                told = f"{TASKS[key].title}, {size}"
                 say(f" {told}")
                 try:
-                    for started in first[told]:
+                    for started in first[key, size]:
                         started.result()
                     asks = {name: side.ask for name, side in sides.items()}
-                    samples[told] = alternate(asks, rounds=rounds, say=say)
+                    samples[key][size] = alternate(asks, rounds=rounds, say=say)
                 except Failed as error:
                     print(f"{told}: not measured: {error}", file=sys.stderr)
                     continue
-                results[told] = _told(told, samples[told], device)
+                results[key][size] = _told(told, samples[key][size], device)
                 write(
-                    out / f"suites_{platform}.json",
-                    settings={name: task._asdict() for name, task in TASKS.items()},
-                    samples=samples,
-                    results=results,
+                    out / f"suites_{key}_{platform}.json",
+                    settings=TASKS[key]._asdict(),
+                    samples=samples[key],
+                    results=results[key],
                     device=device,
                     peers=versions("brax", "playground", "craftax", "distrax") | {"Craftax_Baselines": COMMIT},
                 )
@@ -142,15 +152,21 @@ def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool
     work |= {"updates": updates, "env_steps": updates * steps * num_envs, "samples": rounds + WARM}
     if task.peer == "craftax_run":
         work["checkout"] = str(peers.checkout("CRAFTAX_BASELINES", CRAFTAX, COMMIT, "ppo.py", say))
-    # On a processor a world costs what tens of steps cost: as many are made as are needed (docs/environments.md).
-    resets = ["env.resets=auto"] if task.peer == "craftax_run" and platform == "cpu" else []
-    own = {"do": "train", "overrides": [*ours(task, work), *resets, f"hardware={platform}", *QUIET]}
+    base = ours(task, work)
+    if platform == "cpu":
+        # On a processor a reset costs what many steps cost: as many are made as are needed (docs/environments.md).
+        base.append("env.resets=auto")
+    sides = {"rlexp": base}
+    if platform == "cpu" and task.peer == "brax_run" and not quick and _cores() > 1:
+        # Physics is small operations, which take one core of a device. Craftax is bound by its network, which takes them all.
+        sides["rlexp, two devices"] = [*base, "hardware.mesh.data=2"]
     python = [sys.executable, "-W", "ignore"]
-    return {
-        "random actions": Worker([*python, "-m", "benchmarks.suites_run", json.dumps(work)]),
-        "rlexp": Worker([*python, "-m", "benchmarks.gpu_run", json.dumps(own)]),
-        "theirs": Worker([*python, "-P", str(ROOT / "benchmarks" / f"{task.peer}.py"), json.dumps(work)]),
-    }
+    made = {"random actions": Worker([*python, "-m", "benchmarks.suites_run", json.dumps(work)])}
+    for name, overrides in sides.items():
+        own = {"do": "train", "overrides": [*overrides, f"hardware={platform}", *QUIET]}
+        made[name] = Worker([*python, "-m", "benchmarks.gpu_run", json.dumps(own)])
+    theirs = [*python, "-P", str(ROOT / "benchmarks" / f"{task.peer}.py"), json.dumps(work)]
+    return made | {"theirs": Worker(theirs)}
 
 
 def ours(task: Task, work: dict[str, Any]) -> list[str]:
@@ -176,11 +192,16 @@ def ours(task: Task, work: dict[str, Any]) -> list[str]:
     ]
 
 
-def _told(name: str, samples: dict[str, list[Sample]], device: str) -> dict[str, Any]:
-    found = ratio(samples["rlexp"], samples["theirs"], RATE)
+def _told(title: str, samples: dict[str, list[Sample]], device: str) -> dict[str, Any]:
+    ratios = {side: ratio(samples[side], samples["theirs"], RATE) for side in samples if side.startswith("rlexp")}
     rows: list[Sequence[Any]] = [[side, *spread(of_side, RATE)] for side, of_side in samples.items()]
-    rows.append(["rlexp / theirs", found.of_medians, min(found.pairs), max(found.pairs)])
-    print(table(f"{name}, {device}: environment steps per second", ["", "median", "least", "greatest"], rows))
-    print(verdict(f"{name}: steps per second, rlexp / theirs", found.of_medians, BOUND, at_least=True), "\n")
+    rows += [[f"{side} / theirs", x.of_medians, min(x.pairs), max(x.pairs)] for side, x in ratios.items()]
+    print(table(f"{title}, {device}: environment steps per second", ["", "median", "least", "greatest"], rows))
+    for side, found in ratios.items():
+        print(verdict(f"{title}: steps per second, {side} / theirs", found.of_medians, BOUND, at_least=True), "\n")
     rates = {side: spread(of_side, RATE)._asdict() for side, of_side in samples.items()}
-    return {"sides": rates, "ratio": found._asdict()}
+    return {"sides": rates, "ratios": {side: found._asdict() for side, found in ratios.items()}}
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1

@@ -166,15 +166,20 @@ def places(run_dir: Path) -> list[str]:
 
 
 def packed(overrides: Sequence[str], seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
-    """One pack of seeds, in this process: each one's summary. Seed i leaves its run in `folder`/i; what was there is removed."""
+    """One pack of seeds, in this process, on the devices that `overrides` name, as the command makes them: each one's summary.
+
+    Seed i leaves its run in `folder`/i; what was there is removed.
+    """
     from rlexp import compose, experiment, session
+    from rlexp.config import Config, parse
     from rlexp.machine.stop import Stop
     from rlexp.training.loop import Member, train_pack
 
     shutil.rmtree(folder, ignore_errors=True)
-    members = []
-    for seed in seeds:
-        node, _ = compose.compose_node([*overrides, *places(folder / str(seed)), f"seed={seed}"])
-        members.append(Member(experiment.build(node), folder / str(seed), f"{seed:08d}"))
-    session.configure_jax(members[0].experiment.config)
+    nodes = [compose.compose_node([*overrides, *places(folder / str(seed)), f"seed={seed}"])[0] for seed in seeds]
+    session.connect(parse(nodes[0], Config)[0], len(nodes))
+    members = [
+        Member(experiment.build(node), folder / str(seed), f"{seed:08d}")
+        for seed, node in zip(seeds, nodes, strict=True)
+    ]
     return train_pack(members, stop=Stop())

@@ -158,9 +158,10 @@ def connect(config: Config, num_members: int = 1) -> None:
 
 
 def decompositions(env: Any, path: str = "env") -> int:
-    """How many decompositions of matrices a step and a reset of an environment have together, with those of one within it.
+    """How many decompositions of matrices could run side by side in a step and a reset of an environment, and of one within it.
 
-    Its module says so, by a function `decompositions(config)`: how many of them could run side by side. Others have none.
+    Its module says so, by a function `decompositions(config)`, which does not count one that needs what another one makes.
+    Others have none.
     """
     within, own = getattr(env, "inner", None), getattr(load_module(env.module, path), "decompositions", None)
     return (own(env) if own else 0) + (decompositions(within, f"{path}.inner") if within is not None else 0)

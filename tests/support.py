@@ -216,20 +216,25 @@ def hold_save(directory: Path, update: int) -> str:
     return "held_save"
 
 
+def inner(equation: core.JaxprEqn) -> list[core.Jaxpr]:
+    """The programs that an equation contains: a loop's, a branch's, a function's."""
+    if "levels" in equation.params:  # of rlexp.networks.multilinear
+        evaluate = functools.partial(equation.primitive.impl, **equation.params)
+        structs = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars)
+        return [jax.make_jaxpr(evaluate)(*structs).jaxpr]
+    return [
+        p.jaxpr if isinstance(p, core.ClosedJaxpr) else p
+        for parameter in equation.params.values()
+        for p in (parameter if isinstance(parameter, tuple | list) else (parameter,))
+        if isinstance(p, core.ClosedJaxpr | core.Jaxpr)
+    ]
+
+
 def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
     """All of them; of what contains others, the others: those of a loop once, of a function as often as it is called."""
     for equation in jaxpr.eqns:
-        inner = [
-            p.jaxpr if isinstance(p, core.ClosedJaxpr) else p
-            for parameter in equation.params.values()
-            for p in (parameter if isinstance(parameter, tuple | list) else (parameter,))
-            if isinstance(p, core.ClosedJaxpr | core.Jaxpr)
-        ]
-        if "levels" in equation.params:  # of rlexp.networks.multilinear
-            evaluate = functools.partial(equation.primitive.impl, **equation.params)
-            structs = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars)
-            inner = [jax.make_jaxpr(evaluate)(*structs).jaxpr]
-        for jaxpr_ in inner:
+        within = inner(equation)
+        for jaxpr_ in within:
             yield from equations(jaxpr_)
-        if not inner:
+        if not within:
             yield equation

@@ -49,7 +49,7 @@ def world(config: Config) -> World:
 def decompositions(config: Config) -> int:
     """Of matrices, in batches; see `rlexp.session.decompositions`."""
     backend = config.kwargs.get("backend", "generalized")  # not checked yet
-    return 9 if backend == "mjx" else 2 if backend == "generalized" else 0
+    return 3 if backend == "mjx" else 2 if backend == "generalized" else 0
 
 
 def _task(config: Config) -> Any:

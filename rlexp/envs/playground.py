@@ -61,7 +61,7 @@ def world(config: Config) -> World:
 def decompositions(config: Config) -> int:
     """Of matrices, in batches; see `rlexp.session.decompositions`."""
     del config
-    return 15  # of CheetahRun; of most 9
+    return 3
 
 
 @remembered
