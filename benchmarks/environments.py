@@ -110,9 +110,9 @@ def check_ends(*, ends_by: str, random_episodes: Mapping[str, int] | None = None
             raise Failed(f"{number} episodes of random actions were {how}, and its ends_by is {never!r}")
 
 
-def made(option: str) -> Any:
-    """The environment of a file of conf/env. Raises ConfigError."""
-    return _made_of(_node(option))
+def made(option: str, **changed: Any) -> Any:
+    """The environment of a file of conf/env, with settings `changed`. Raises ConfigError."""
+    return _made_of(_node(option) | changed)
 
 
 def _node(option: str) -> dict[str, Any]:
@@ -151,12 +151,9 @@ def _random(env: Env | HostEnv, *, num_envs: int = NUM_ENVS, num_steps: int) -> 
     return found | ({"random": float(total[over].mean())} if over.mean() > 0.9 else {})
 
 
-def random_play(env: Env, *, num_envs: int, num_steps: int) -> Callable[[Any], tuple[Any, Any, Any]]:
-    """A compiled program: key -> first episodes' returns [B], whether these ended [B], how many terminated, truncated [2].
-
-    Actions are drawn uniformly among those that are allowed.
-    """
-    envs, spec = batched(env), env.spec.action
+def draws(env: Env, num_envs: int) -> Callable[[Any, Any], Any]:
+    """(key, observations [B, ...]) -> actions [B, ...], drawn uniformly among those that are allowed."""
+    spec = env.spec.action
 
     def draw(key: Any, obs: Any) -> Any:
         if isinstance(spec, Continuous):
@@ -170,6 +167,13 @@ def random_play(env: Env, *, num_envs: int, num_steps: int) -> Callable[[Any], t
             chosen.append(jax.random.categorical(jax.random.fold_in(key, i), of_choice).astype(jnp.int32))
             begin += size
         return chosen[0] if isinstance(spec, Discrete) else jnp.stack(chosen, axis=1)
+
+    return draw
+
+
+def random_play(env: Env, *, num_envs: int, num_steps: int) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """A compiled program: key -> first episodes' returns [B], whether these ended [B], how many terminated, truncated [2]."""
+    envs, draw = batched(env), draws(env, num_envs)
 
     def play(key: Any) -> Any:
         def step(carry: Any, key: Any) -> Any:

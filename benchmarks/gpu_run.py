@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import BENCH, Sample
-from benchmarks.work import packed, sample_of
+from benchmarks.work import built, packed, sample_of
 from benchmarks.worker import answer
 
 REPETITIONS = 5
@@ -40,16 +40,13 @@ def _costs(overrides: list[str], sizes: list[int]) -> list[Sample]:
     calls that take turns."""
     import jax
 
-    from rlexp import compose, experiment, session
     from rlexp.modes.profile import halves
     from rlexp.training import program
     from rlexp.training.layout import layout_of
 
     found = []
     for num_envs in sizes:
-        node, _ = compose.compose_node([*overrides, f"algo.num_envs={num_envs}"])
-        lead = experiment.build(node)
-        session.configure_jax(lead.config)
+        (lead,) = built([[*overrides, f"algo.num_envs={num_envs}"]])
         layout = layout_of([lead])
         traced = program.trace([lead], layout)
         compiled = traced.compile()

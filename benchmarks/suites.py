@@ -152,10 +152,9 @@ def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool
     work |= {"updates": updates, "env_steps": updates * steps * num_envs, "samples": rounds + WARM}
     if task.peer == "craftax_run":
         work["checkout"] = str(peers.checkout("CRAFTAX_BASELINES", CRAFTAX, COMMIT, "ppo.py", say))
+    # On a processor a reset costs what many steps cost: as many are made as are needed (docs/environments.md).
+    work["resets"] = "auto" if platform == "cpu" else None
     base = ours(task, work)
-    if platform == "cpu":
-        # On a processor a reset costs what many steps cost: as many are made as are needed (docs/environments.md).
-        base.append("env.resets=auto")
     sides = {"rlexp": base}
     if platform == "cpu" and task.peer == "brax_run" and not quick and _cores() > 1:
         # Physics is small operations, which take one core of a device. Craftax is bound by its network, which takes them all.
@@ -163,8 +162,8 @@ def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool
     python = [sys.executable, "-W", "ignore"]
     made = {"random actions": Worker([*python, "-m", "benchmarks.suites_run", json.dumps(work)])}
     for name, overrides in sides.items():
-        own = {"do": "train", "overrides": [*overrides, f"hardware={platform}", *QUIET]}
-        made[name] = Worker([*python, "-m", "benchmarks.gpu_run", json.dumps(own)])
+        own = work | {"overrides": [*overrides, f"hardware={platform}", *QUIET], "afresh": task.peer == "craftax_run"}
+        made[name] = Worker([*python, "-m", "benchmarks.suites_run", json.dumps(own)])
     theirs = [*python, "-P", str(ROOT / "benchmarks" / f"{task.peer}.py"), json.dumps(work)]
     return made | {"theirs": Worker(theirs)}
 
@@ -188,7 +187,7 @@ def ours(task: Task, work: dict[str, Any]) -> list[str]:
         "algo.anneal_lr=false",
         "algo.hp.entropy_coef=0.01",  # theirs; ours would be none where actions are numbers
         f"total_env_steps={work['env_steps']}",
-        "eval.num_episodes=1",
+        *([f"env.resets={work['resets']}"] if work["resets"] else []),
     ]
 
 

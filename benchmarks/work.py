@@ -6,10 +6,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.measure import BENCH, Sample, run
 from rlexp.overrides import quoted
+
+if TYPE_CHECKING:  # rlexp's own side imports JAX; this process is told which one by a configuration
+    from rlexp.experiment import Experiment
 
 
 class Work(NamedTuple):
@@ -166,20 +169,21 @@ def places(run_dir: Path) -> list[str]:
 
 
 def packed(overrides: Sequence[str], seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
-    """One pack of seeds, in this process, on the devices that `overrides` name, as the command makes them: each one's summary.
-
-    Seed i leaves its run in `folder`/i; what was there is removed.
-    """
-    from rlexp import compose, experiment, session
-    from rlexp.config import Config, parse
+    """One pack of seeds, in this process: each one's summary. Seed i leaves its run in `folder`/i; what was there is removed."""
     from rlexp.machine.stop import Stop
     from rlexp.training.loop import Member, train_pack
 
     shutil.rmtree(folder, ignore_errors=True)
-    nodes = [compose.compose_node([*overrides, *places(folder / str(seed)), f"seed={seed}"])[0] for seed in seeds]
-    session.connect(parse(nodes[0], Config)[0], len(nodes))
-    members = [
-        Member(experiment.build(node), folder / str(seed), f"{seed:08d}")
-        for seed, node in zip(seeds, nodes, strict=True)
-    ]
+    experiments = built([[*overrides, *places(folder / str(seed)), f"seed={seed}"] for seed in seeds])
+    members = [Member(x, folder / str(seed), f"{seed:08d}") for seed, x in zip(seeds, experiments, strict=True)]
     return train_pack(members, stop=Stop())
+
+
+def built(commands: Sequence[Sequence[str]]) -> list["Experiment"]:
+    """Of the members of a pack, on the devices that the command makes for them."""
+    from rlexp import compose, experiment, session
+    from rlexp.config import Config, parse
+
+    nodes = [compose.compose_node(command)[0] for command in commands]
+    session.connect(parse(nodes[0], Config)[0], len(nodes))
+    return [experiment.build(node) for node in nodes]

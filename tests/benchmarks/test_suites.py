@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from benchmarks import suites, worker
+from benchmarks.gpu import QUIET
 from rlexp import compose
 
 RATES = {"random actions": 400.0, "rlexp": 300.0, "theirs": 150.0}
@@ -32,6 +33,7 @@ def test_both_sides_are_asked_for_the_same_work(name, platform, tmp_path, monkey
                 assert node["algo"][key] == work[key]
             assert node["total_env_steps"] == work["env_steps"] and node["hardware"]["platform"] == platform
             assert node["env"]["module"].rpartition(".")[2] == task.env.partition("/")[0]
+            assert node["env"].get("resets") == "auto" or platform == "gpu"
             layers = node["network"]["torso"] if task.memory else node["network"]
             assert layers["hidden"] == list(task.hidden) and layers["activation"] == task.activation
             own = node["algo"]["hp"]  # what both peers' files say
@@ -58,3 +60,24 @@ def test_what_is_measured_is_kept_beside_a_side_that_ends(tmp_path, monkeypatch,
     assert kept["results"]["8 environments"]["ratios"]["rlexp"]["of_medians"] == pytest.approx(301 / 151)
     assert "rlexp / theirs: 1.993; at least 1.5: yes" in said.out
     assert "Craftax-Classic, 8 environments: not measured: " in said.err and "exit code 3" in said.err
+
+
+@pytest.mark.parametrize("more", [{}, {"afresh": False}, {"afresh": True}], ids=["acts", "goes on", "begins anew"])
+def test_our_sides_answer_as_often_as_they_are_asked(more):
+    task = suites.TASKS["ant"]._replace(env="gymnax/cartpole", peer="craftax_run")
+    work = task._asdict() | {
+        "num_envs": 8,
+        "num_steps": 4,
+        "num_minibatches": 2,
+        "updates": 3,
+        "env_steps": 96,
+        "resets": "auto",
+    }
+    if more:
+        work |= more | {"overrides": [*suites.ours(task, work), "hardware=cpu", *QUIET]}
+    side = worker.Worker([sys.executable, "-m", "benchmarks.suites_run", json.dumps(work)])
+    try:
+        samples = [side.ask(seed) for seed in range(3)]
+    finally:
+        side.close()
+    assert all(sample["env_steps"] == 96 and sample["env_steps_per_second"] > 0 for sample in samples)
