@@ -70,10 +70,8 @@ PARTS = {
     **{f"suites_{key}": (partial(suites.measure, tasks=(key,)), 5) for key in suites.TASKS},
     "trunk": (trunk.measure, 5),
 }
-_PARTS_OF_OTHERS = (
-    "costs_packed",
-    *(f"suites_{key}" for key in suites.TASKS),
-)  # measured by name alone: another part measures the same and more
+# Measured by name alone: another part measures the same and more.
+_PARTS_OF_OTHERS = ("costs_packed", *(f"suites_{key}" for key in suites.TASKS))
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

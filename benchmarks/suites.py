@@ -39,12 +39,12 @@ class Task(NamedTuple):
     hidden: tuple[int, ...]
     activation: str
     num_envs: dict[str, tuple[int, ...]]  # by platform
-    env_steps: dict[str, int]  # of a sample, rounded to whole updates, two at least
+    env_steps: dict[str, int]  # of a sample, rounded down to whole updates, one at least
     memory: bool = False
 
     def updates(self, platform: str, num_envs: int) -> int:
         """Of a sample."""
-        return max(2, self.env_steps[platform] // (num_envs * self.num_steps))
+        return max(1, self.env_steps[platform] // (num_envs * self.num_steps))
 
 
 _GPU, _CPU = (1024, 4096), (256, 1024)
@@ -78,7 +78,7 @@ TASKS = {
         hidden=(512, 512, 512),
         activation="tanh",
         num_envs={"gpu": _GPU, "cpu": (64, 256)},
-        env_steps={"gpu": 1_500_000, "cpu": 1},
+        env_steps={"gpu": 1_500_000, "cpu": 8192},
     ),
     "craftax_memory": Task(
         "Craftax, with a memory",
@@ -90,7 +90,7 @@ TASKS = {
         activation="relu",
         memory=True,
         num_envs={"gpu": (256, 1024), "cpu": (64, 256)},  # observations of 64 steps of 4,096 are 8.7 GB
-        env_steps={"gpu": 500_000, "cpu": 1},
+        env_steps={"gpu": 500_000, "cpu": 8192},
     ),
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.measure import BENCH, Sample, run
 from rlexp.overrides import quoted
 
-if TYPE_CHECKING:  # rlexp's own side imports JAX; this process is told which one by a configuration
+if TYPE_CHECKING:  # the process that measures imports no JAX
     from rlexp.experiment import Experiment
 
 

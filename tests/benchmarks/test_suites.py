@@ -40,7 +40,7 @@ def test_both_sides_are_asked_for_the_same_work(name, platform, tmp_path, monkey
             assert (own["gamma"], own["gae_lambda"], own["clip_eps"], own["lr"]) == (0.99, 0.95, 0.2, 2.5e-4)
             assert (own["entropy_coef"], own["value_coef"], own["max_grad_norm"]) == (0.01, 0.5, 0.5)
         updates = work["env_steps"] / (num_envs * task.num_steps)
-        assert updates >= 2 and updates == int(updates)
+        assert updates >= 1 and updates == int(updates)
         assert work["num_envs"] % work["num_minibatches"] == 0  # of which Brax makes its batches
 
 
