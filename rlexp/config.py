@@ -139,17 +139,22 @@ Seconds = Annotated[_Whole, Field(ge=1, le=10**7)]  # four months
 Number = Annotated[float, BeforeValidator(_number), Strict(), Field(allow_inf_nan=False), AfterValidator(_in_float32)]
 Positive = Annotated[Number, Field(gt=0), AfterValidator(_not_0_in_float32)]
 NonNegative = Annotated[Number, Field(ge=0)]
+Numbers = Number | Annotated[list[Number], Field(min_length=1)]  # one, or as many as what they are for has
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 
 
-def _traced(kind: Any) -> GetPydanticSchema:
+def traced_type(kind: Any) -> GetPydanticSchema:
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
 # Such a number where it is read from the YAML; an array where the program puts the traced one in its place (env.params).
-TracedNumber = Annotated[Any, _traced(Number)]
-TracedPositive = Annotated[Any, _traced(Positive)]
-TracedCount = Annotated[Any, _traced(Count)]
+TracedNumber = Annotated[Any, traced_type(Number)]
+TracedPositive = Annotated[Any, traced_type(Positive)]
+TracedNonNegative = Annotated[Any, traced_type(NonNegative)]
+TracedCount = Annotated[Any, traced_type(Count)]
+TracedNumbers = Annotated[Any, traced_type(Numbers)]
+TracedDeviations = Annotated[Any, traced_type(NonNegative | Annotated[list[NonNegative], Field(min_length=1)])]
+TracedChoices = Annotated[Any, traced_type(Annotated[list[Numbers], Field(min_length=1)])]
 
 
 def _is_part(value: Any) -> Any:
@@ -394,23 +399,35 @@ def _refused(errors: list[Any], cls: type, path: str) -> ConfigError:
     unknown = [e for e in errors if e["type"] == "unexpected_keyword_argument"]  # its twin is often a missing key
     error = (unknown or errors)[0]
     keys = _keys(error)
+    if isinstance(error["input"], list):  # of a number or a list of them: what is wrong within the list
+        error = next((e for e in errors if _keys(e)[:-1] == keys), error)
+        keys = _keys(error)
     where = ".".join(([path] if path else []) + keys)
     if unknown:
         return UnknownKey(where, _siblings(cls, keys[:-1]))
     if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return ConfigError(f"{where}: this key is missing")
     same_place = [e for e in errors if _keys(e) == keys]  # one for each member of a union
-    expected = " or ".join(e["msg"].removeprefix("Input should be ").removeprefix("Value error, ") for e in same_place)
+    expected = " or ".join(map(_expected, same_place))
     names = [n for e in same_place if e["type"] == "literal_error" for n in e["ctx"]["expected"].split("'")[1::2]]
     given = repr(error["input"])
     given = given if len(given) <= 200 else given[:200] + "…"
     return ConfigError(f"{where}: {given} is not allowed; expected {expected}{nearest(error['input'], names)}")
 
 
+def _expected(error: Any) -> str:
+    if error["type"] in ("too_short", "too_long"):
+        least, most = error["ctx"].get("min_length"), error["ctx"].get("max_length")
+        return f"a list of at most {most}" if least is None else f"a list of at least {least}"
+    if error["type"] == "string_too_short":
+        return "a text that is not empty"
+    return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+
+
 def _keys(error: Any) -> list[str]:
     """The path of an error, without the names that pydantic gives to the members of a union."""
-    keys = [str(k) for k in error["loc"]]
-    while len(keys) > 1 and (keys[-1] in ("int", "float", "str", "bool", "none") or "[" in keys[-1]):
+    keys = [str(k) for k in error["loc"] if not (isinstance(k, str) and "[" in k)]
+    while len(keys) > 1 and keys[-1] in ("int", "float", "str", "bool", "none"):
         keys.pop()
     return keys
 

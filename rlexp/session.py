@@ -77,6 +77,20 @@ def prepare(
     else:
         connect(config, num_members)
         distributed.agree(_shared(node))
+    with distributed.together():
+        return _prepared(node, config, modules, resume_dir, elsewhere, num_members, pack)
+
+
+@_exit_told()
+def _prepared(
+    node: Mapping[str, Any],
+    config: Config,
+    modules: dict[str, str],
+    resume_dir: Path | None,
+    elsewhere: bool,
+    num_members: int,
+    pack: int,
+) -> Experiment:
     experiments.load_module(modules["logger"], "logger").check(config.logger)
     checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlexp.config import Text, TracedNonNegative
 from rlexp.envs.base import Env, action_struct
 from rlexp.envs.managers.functions import known
 from rlexp.envs.managers.world import Bounds, Functions, Moment, World
@@ -62,23 +63,19 @@ def body_world(
     def told(happened: PyTree, state: Any) -> dict[str, jax.Array]:
         return {name: x for name, x in state.metrics.items() if jnp.ndim(x) == 0}
 
-    def push(key: Key, moment: Moment, size: Any) -> Any:
+    def push(key: Key, moment: Moment, size: TracedNonNegative) -> Any:
         """Velocities of all joints change by normal numbers of this deviation."""
         with traced():
             speeds = joints(moment.state)[1]
             speeds = speeds + size * jax.random.normal(key, speeds.shape)
             return of_types(moved(like(moment.params), moment.state, speeds), types)
 
-    functions: Functions = {
-        "observations": {
-            "observed": _observed,
-            "joint_positions": lambda moment: joints(moment.state)[0],
-            "joint_velocities": lambda moment: joints(moment.state)[1],
-        },
-        "rewards": {"own": lambda moment: moment.state.reward, "metric": _metric},
-        "terminations": {"done": lambda moment: moment.state.done > 0},
-        "events": {"push": push},
+    observations = {
+        **FUNCTIONS["observations"],
+        "joint_positions": lambda moment: joints(moment.state)[0],
+        "joint_velocities": lambda moment: joints(moment.state)[1],
     }
+    functions: Functions = {**FUNCTIONS, "observations": observations, "events": {"push": push}}
     factors = dict.fromkeys(FACTORS, 1.0)
     return World(env.spec, factors, reset, step, told, functions, info=config.info, resets=config.resets)
 
@@ -107,7 +104,7 @@ def another(task: Any, **changes: Any) -> Any:
     return own
 
 
-def _observed(moment: Moment, name: str | None = None) -> jax.Array:
+def _observed(moment: Moment, name: Text | None = None) -> jax.Array:
     """What the task itself shows; of one that shows several things the one of this name."""
     shown = observed(moment.state.obs)
     if not isinstance(shown, Mapping):
@@ -119,5 +116,12 @@ def _observed(moment: Moment, name: str | None = None) -> jax.Array:
     return shown[name]
 
 
-def _metric(moment: Moment, name: str) -> jax.Array:
+def _metric(moment: Moment, name: Text) -> jax.Array:
     return moment.state.metrics[known(name, moment.state.metrics, "metric")]
+
+
+FUNCTIONS: Functions = {
+    "observations": {"observed": _observed},
+    "rewards": {"own": lambda moment: moment.state.reward, "metric": _metric},
+    "terminations": {"done": lambda moment: moment.state.done > 0},
+}

@@ -9,6 +9,7 @@ from typing import Any
 from rlexp.config import Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally
 from rlexp.envs.body_world import BOUNDS as BOUNDS
+from rlexp.envs.body_world import FUNCTIONS as FUNCTIONS
 from rlexp.envs.brax_world import brax_world
 from rlexp.envs.managers.world import World
 from rlexp.envs.suites import imported, known, made, physics, remembered

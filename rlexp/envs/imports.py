@@ -3,9 +3,13 @@
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 from rlexp.config import ConfigError
+
+_LONGEST = 200  # of what is told of an error
+_OF_ARGUMENTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def unimported(name: str, error: BaseException, *, extra: str) -> ConfigError:
@@ -21,12 +25,20 @@ def unimported(name: str, error: BaseException, *, extra: str) -> ConfigError:
 
 
 def reason(error: BaseException) -> str:
-    """In one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else 'no reason given'}"
+    """In one line, which some suites fill with all that they have."""
+    text = next(iter(str(error).strip().splitlines()), "no reason given")
+    return f"{type(error).__name__}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '…'}"
 
 
-def at_fault(error: BaseException, kwargs: Iterable[str]) -> str:
-    """The key that an environment cannot be made with: that of the argument which the error names, or its id."""
-    named = [name for name in kwargs if re.search(rf"\b{re.escape(name)}\b", str(error))]
-    return f"env.kwargs.{named[0]}" if named else "env.id"
+def at_fault(error: BaseException, kwargs: Mapping[str, Any]) -> str:
+    """The key that an environment of a known id cannot be made with.
+
+    That of the argument which the error names, itself or by its value; else of the only one, or of all, where it is an error that
+    a bad argument leads to; else of the id.
+    """
+    text = str(error)
+    named = [name for name in kwargs if re.search(rf"\b{re.escape(name)}\b", text)]
+    named += [name for name, value in kwargs.items() if isinstance(value, str) and repr(value) in text]
+    if named or (len(kwargs) == 1 and isinstance(error, _OF_ARGUMENTS)):
+        return f"env.kwargs.{[*named, *kwargs][0]}"
+    return "env.kwargs" if kwargs and isinstance(error, _OF_ARGUMENTS) else "env.id"

@@ -51,7 +51,7 @@ def make(config: Config) -> Env:
       ConfigError: Jumanji is not installed, has no such environment, cannot make it so, or nothing here can take its actions.
     """
     game, limit = _game(config.id, config.kwargs, config.max_episode_steps)
-    with foreign(), refused(config.id):
+    with foreign(), refused(config.id, kwargs=config.kwargs):
         mask = _seen(jax.eval_shape(game.reset, jax.random.PRNGKey(0))[1].observation).get("action_mask")
         mask_shape = None if mask is None else tuple(mask.shape)
         sizes = _sizes(config.id, game.action_spec, mask_shape)

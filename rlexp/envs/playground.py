@@ -9,12 +9,14 @@ they are looked for where Playground keeps them, and in the packages of EnvPool'
 """
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
 from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally
 from rlexp.envs.body_world import BOUNDS as BOUNDS
+from rlexp.envs.body_world import FUNCTIONS as FUNCTIONS
 from rlexp.envs.managers.world import World
 from rlexp.envs.playground_world import playground_world
 from rlexp.envs.suites import foreign, imported, known, made, physics, remembered
@@ -69,6 +71,9 @@ def _task(config: Config) -> tuple[Any, int]:
     """The task as Playground makes it, and its own limit."""
     if "episode_length" in config.kwargs:
         raise ConfigError("env.kwargs.episode_length: set env.max_episode_steps instead")
+    for name in ("ctrl_dt", "sim_dt"):  # which nobody holds to be positive
+        if isinstance(seconds := config.kwargs.get(name, 1.0), int | float) and not 0 < seconds < math.inf:
+            raise ConfigError(f"env.kwargs.{name}: {seconds} is not allowed; expected seconds, greater than 0")
     imported("mujoco", extra="playground").set_mju_user_warning(lambda text: None)  # it would write them into a file
     registry = imported("mujoco_playground", extra="playground").registry
     known("Playground", config.id, registry.ALL_ENVS)

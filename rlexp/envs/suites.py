@@ -13,6 +13,7 @@ import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
@@ -24,6 +25,7 @@ from rlexp.envs.imports import at_fault, reason, unimported
 from rlexp.types import Continuous, Discrete, EnvSpec, Key, MultiDiscrete, PyTree
 
 T = TypeVar("T")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _REMEMBERED = 8  # environments; some hold a model of physics
 
 
@@ -83,11 +85,11 @@ def known(suite: str, name: str, names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def refused(name: str, *, key: str | None = None, kwargs: Iterable[str] = ()) -> Iterator[None]:
+def refused(name: str, *, key: str | None = None, kwargs: Mapping[str, Any] = _NONE) -> Iterator[None]:
     """Whatever is raised within becomes a ConfigError of one line: the code of a suite may raise anything.
 
     Args:
-      key: what it is about; by default env.id, or the one of env.kwargs that it names.
+      key: what it is about; by default what `at_fault` says.
     """
     try:
         yield
@@ -97,7 +99,7 @@ def refused(name: str, *, key: str | None = None, kwargs: Iterable[str] = ()) ->
         raise ConfigError(f"{key or at_fault(error, kwargs)}: {name} cannot be made ({reason(error)})") from error
 
 
-def made(name: str, make: Callable[[], Any], kwargs: Iterable[str] = ()) -> Any:
+def made(name: str, make: Callable[[], Any], kwargs: Mapping[str, Any] = _NONE) -> Any:
     """What `make` gives. Raises ConfigError for whatever it raises."""
     with foreign(), refused(name, kwargs=kwargs):
         return make()

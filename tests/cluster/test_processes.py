@@ -76,6 +76,31 @@ def test_recorded_traffic_that_two_read_is_what_one_reads(start, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"), [("damaged", "record 1 has a wrong checksum; it is damaged"), ("whole", "is not there; in ")]
+)
+def test_what_one_process_cannot_read_all_refuse(name, said, start, tmp_path):
+    """A record is read by one of them; and a folder of one machine may not have what that of another has."""
+    from rlexp.envs.womd import features, generate
+
+    homes = [tmp_path / str(i) for i in range(2)]
+    for home in homes:
+        home.mkdir()
+        features.write(home / "whole", generate.records(("merge",), 2, seed=0))
+        content = bytearray((home / "whole").read_bytes())
+        content[-10] ^= 1  # of record 1, which process 1 reads
+        (home / "damaged").write_bytes(content)
+    (homes[1] / "whole").unlink()
+    own = [{"HOME": str(home)} for home in homes]
+    processes = start(2, "env=womd", f"env.path='~/{name}'", f"hydra.run.dir={tmp_path / 'run'}", each=own)
+    assert processes.wait() == [2, 2], processes.said(0) + processes.said(1)
+    for i in range(2):
+        (line,) = without_gloo(processes.said(i))
+        assert line.startswith("rlexp: env.path: ") and said in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", ["ends", "is cut"])
 def test_a_notice_on_one_host_makes_all_save_the_same_update(chunk, start, tmp_path):
     run_dir = tmp_path / "run"

@@ -3,7 +3,7 @@
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,13 @@ def starting(tmp_path: Path) -> Iterator[Any]:
     """Gives start(number, *overrides): that many processes of one run, over `over`; what is left of them is killed at the end."""
     started: list[Processes] = []
 
-    def start(number: int, *overrides: str, slurm: bool = False, over: tuple[str, ...] = SMALL) -> Processes:
+    def start(
+        number: int,
+        *overrides: str,
+        slurm: bool = False,
+        over: tuple[str, ...] = SMALL,
+        each: Sequence[Mapping[str, str]] = (),  # environment variables of each process
+    ) -> Processes:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -76,7 +82,7 @@ def starting(tmp_path: Path) -> Iterator[Any]:
             elif number > 1:
                 own = (f"processes.coordinator=localhost:{port}", f"processes.index={i}")
             command = rlexp_command(*merge_overrides(over, [*together, *own, *overrides]))
-            env = environment(TESTS, **slurms)
+            env = environment(TESTS, **slurms, **(each[i] if each else {}))
             env.pop("no_proxy", None)  # of tests of the store in this same process; JAX has a line for it
             with output.open("w") as file:
                 running.append(subprocess.Popen(command, cwd=tmp_path, env=env, stdout=file, stderr=subprocess.STDOUT))

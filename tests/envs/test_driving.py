@@ -241,6 +241,22 @@ def test_a_closed_light_is_ahead_like_somebody_who_stands_at_its_line():
     assert len(seen) == 6
 
 
+def test_lines_have_the_colour_of_their_light_or_white():
+    white, lights = (255, 255, 255), ((26, 152, 80), (254, 224, 55), (215, 48, 39))
+    for kind, lit in (("roundabout", False), ("crossing", True)):
+        many = dict.fromkeys((white, *lights), 0)
+        scenes = starts(16, (kind,))
+        for i in range(16):
+            one = jax.tree.map(lambda x, i=i: x[i], scenes)
+            gone = one._replace(
+                cars=one.cars._replace(present=np.zeros_like(one.cars.present))
+            )  # whose noses are white
+            picture = draw(jax.device_get(gone))
+            many = {colour: n + (picture == colour).all(axis=-1).sum() for colour, n in many.items()}
+        assert (sum(many[colour] for colour in lights) > 0) == lit, (kind, many)
+        assert (many[white] > 16 * 30) != lit, (kind, many)  # of the ego vehicle's nose a few
+
+
 def test_a_scene_is_drawn_with_the_ego_vehicle_upright_in_the_middle_of_its_lane():
     for i in range(0, 16, 4):
         one = jax.tree.map(lambda x, i=i: x[i], starts(16))

@@ -392,9 +392,13 @@ def test_events_change_the_world_at_a_reset_or_now_and_then(plain):
     np.testing.assert_allclose((v - still)[8], 0.5 * 0.9**4 + 0.5, atol=1e-5)
 
 
-def settings(state: Any) -> dict[str, np.ndarray]:
+def task_state(state: Any) -> managed.State:
     """Of an episodic environment's state, with tallies or without."""
-    return getattr(state.inner, "inner", state.inner).params
+    return getattr(state.inner, "inner", state.inner)
+
+
+def settings(state: Any) -> dict[str, np.ndarray]:
+    return task_state(state).params
 
 
 def winds(state: Any) -> np.ndarray:

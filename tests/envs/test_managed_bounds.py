@@ -1,12 +1,13 @@
 """What settings and params of terms may be in env=managed: what is known beforehand is refused, what is drawn is kept within."""
 
+import re
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import point_world
 import pytest
-from envs.test_managed import ACTIONS, B, made, played, winds
+from envs.test_managed import ACTIONS, B, made, played, task_state, winds
 from suites import SUITES, node_of
 
 from rlexp.config import ConfigError, load_module, parse
@@ -173,12 +174,100 @@ GIVEN_2 = (DRIVING["events"], COMMON["commands"], functions.CURRICULUM, observin
             {"above": 1, "step": 10**400, "low": 0, "high": 1},
             "step: 10+ .* a finite number",
         ),
+        (observing.NOISE, "gaussian", {"std": -1}, "std: -1 .* greater than or equal to 0"),
+        (observing.NOISE, "gaussian", {"std": [0, -1]}, "std.1: -1 .* greater than or equal to 0"),
+        (observing.NOISE, "gaussian", {"std": True}, "std: True .* a valid number"),
+        (observing.NOISE, "gaussian", {"std": 1, "mean": "abc"}, "mean: 'abc' .* a valid number or a valid list"),
+        (observing.NOISE, "uniform", {"low": None, "high": 1}, "low: None .* a valid number or a valid list"),
+        (observing.NOISE, "constant", {"bias": []}, r"bias: \[\] .* a valid number or a list of at least 1"),
+        (observing.NOISE, "constant", {"bias": 1, "operation": "mul"}, "operation: 'mul' .* 'add', 'scale' or 'abs'"),
+        (observing.MODIFIERS, "scale", {"value": {"a": 1}}, "value: {'a': 1} .* a valid number or a valid list"),
+        (observing.MODIFIERS, "digital_filter", {"b": 1}, "b: 1 .* a valid list"),
+        (observing.MODIFIERS, "digital_filter", {"b": []}, r"b: \[\] .* a list of at least 1"),
+        (observing.MODIFIERS, "digital_filter", {"b": [1], "a": [0] * 9}, r"a: \[.*\] .* a list of at most 8"),
+        (observing.MODIFIERS, "digital_filter", {"b": [1, "abc"]}, "b.1: 'abc' .* a valid number"),
+        (observing.MODIFIERS, "integrator", {"dt": 0}, "dt: 0 .* greater than 0"),
+        (COMMON["observations"], "command", {"name": 3}, "name: 3 .* a valid string"),
+        (COMMON["commands"], "uniform", {"low": "abc", "high": 1}, "low: 'abc' .* a valid number or a valid list"),
+        (COMMON["commands"], "choice", {"values": 3}, "values: 3 .* a valid list"),
+        (COMMON["commands"], "choice", {"values": []}, r"values: \[\] .* a list of at least 1"),
+        (COMMON["commands"], "choice", {"values": [[0, "abc"]]}, "values.0.1: 'abc' .* a valid number"),
+        (functions.RANDOMISATION, "normal", {"mean": 0, "std": -1}, "std: -1 .* greater than or equal to 0"),
+        (functions.RANDOMISATION, "uniform", {"low": [0], "high": 1}, r"low: \[0\] .* a valid number"),
+        (
+            functions.CURRICULUM,
+            "by_metric",
+            {"metric": "a", "above": "abc", "step": 1, "low": 0, "high": 1},
+            "above: 'abc' .* a valid number",
+        ),
+        (
+            functions.CURRICULUM,
+            "by_metric",
+            {"metric": "a", "above": 0, "step": 1, "low": 0, "high": 1, "back": -1},
+            "back: -1 .* greater than or equal to 0",
+        ),
+        (DRIVING["events"], "push", {"low": "abc", "high": 1}, "low: 'abc' .* a valid number"),
     ],
 )
 def test_params_that_a_function_cannot_be_given(table, name, params, said):
+    """Nor by settings that they refer to."""
     given = 2 if any(table is x for x in GIVEN_2) else 1
-    with pytest.raises(ConfigError, match=rf"^env\.x\.0\.params\.{said.replace(' .* ', ' is not allowed; expected ')}"):
+    with pytest.raises(
+        ConfigError, match=rf"^env\.x\.0\.params\.{said.replace(' .* ', ' is not allowed; expected ', 1)}"
+    ) as literal:
         found(name, params, table, given, "env.x.0")
+    numbers = {key: x for key, x in params.items() if type(x) in (int, float) and key not in ("number", "name")}
+    if numbers.keys() & {said.partition(":")[0]}:
+        by_name = params | {key: f"params.{key}" for key in numbers}
+        with pytest.raises(ConfigError, match=f"^{re.escape(str(literal.value))}$"):
+            found(name, by_name, table, given, "env.x.0", numbers)
+        found(name, by_name, table, given, "env.x.0", {key: jnp.asarray(1.0) for key in numbers})  # traced: known later
+
+
+JOB = {"observations": [], "rewards": [], "terminations": [], "commands": [], "events": [], "randomisation": []}
+
+
+@pytest.mark.parametrize("world", ["driving/straight", "brax/inverted_pendulum"])
+@pytest.mark.parametrize(
+    ("kind", "entry", "said"),
+    [
+        ("observations", {"function": "a:b", "noise": {"function": "gaussian", "params": {"std": "params.z"}}}, ""),
+        ("critic", {"function": "a:b", "modifiers": [{"function": "integrator", "params": {"dt": "params.z"}}]}, ""),
+        ("commands", {"function": "choice", "params": {"values": 3}}, r"commands\.0\.params\.values: 3 is not allowed"),
+        ("commands", {"function": "uniform", "params": {"low": 0, "high": ["params.z"]}}, ""),
+        ("terminations", {"function": "time_out", "params": {"steps": "params.z"}}, ""),
+        ("randomisation", wind("normal", mean=0, std="params.z"), ""),
+        ("curriculum", wind("linear", start=0, end=1, steps="params.z"), ""),
+    ],
+)
+def test_params_hold_before_a_world_is_made(world, kind, entry, said):
+    """So they hold for each job of a sweep: see above."""
+    suite = world.partition("/")[0]
+    inner = (node_of(suite) if suite in SUITES else {}) | node_of(world)
+    node = {"module": "rlexp.envs.managers.managed", "inner": inner, "concatenate": False, "curriculum": [], **JOB}
+    config = parse(node | {kind: [entry], "params": {"z": 1.0}}, managed.Config, "env")[0] if not said else None
+    with pytest.raises(ConfigError, match=rf"^env\.{said or kind}"):
+        parse(node | {kind: [entry], "params": {"z": -1.0}}, managed.Config, "env")
+    if config:  # what each environment draws in its place is never this number
+        draws = {"param": "z", "function": "uniform", "params": {"low": 0.5, "high": 1}}
+        drawn = [*config.randomisation, draws]
+        parse(node | {kind: [entry], "randomisation": drawn, "params": {"z": -1.0}}, managed.Config, "env")
+
+
+def test_commands_may_last_as_long_as_steps_are_counted():
+    longest = 2**31 - 1
+    goal = {"function": "uniform", "params": {"low": 0, "high": 1}, "resample_every": [1, longest]}
+    often = goal | {"name": "often", "resample_every": [longest, longest]}
+    lasts = task_state(played(made(commands=[goal, often]), ACTIONS[:1])[1]).acting.lasts
+    assert (lasts["uniform"] > 0).all() and (lasts["often"] == longest - 1).all()
+
+
+def test_noise_may_have_a_deviation_for_each_number():
+    wide = {"function": "gaussian", "params": {"std": [0, 3], "mean": [5, "params.far"]}}
+    seen = [{"function": "command", "params": {"name": "goal"}, "noise": wide}]
+    goal = {"function": "choice", "name": "goal", "params": {"values": [[1, 2]]}}
+    told = played(made(commands=[goal], observations=seen, params={"far": 50.0}))[0].obs["command"]
+    assert (told[..., 0] == 6).all() and 10 < told[..., 1].mean() - 40 < 14 and told[..., 1].std() > 1
 
 
 def test_params_that_a_function_can_be_given():

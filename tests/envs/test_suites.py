@@ -17,7 +17,7 @@ from suites import CONF, PACKAGES, SUITES, need, node_of
 from suites import build_env as build
 
 from rlexp.config import ConfigError, load_module, parse
-from rlexp.envs import wrapped
+from rlexp.envs import imports, wrapped
 from rlexp.envs.base import Env, Transition
 from rlexp.envs.suites import adapt, imported, one_hots
 from rlexp.types import Discrete
@@ -145,8 +145,8 @@ def test_a_suite_whose_code_raises_as_it_is_traced(suite, node, inner, monkeypat
     node = {"module": f"rlexp.envs.{suite}", "max_episode_steps": None, "info": {}, "params": {}, "kwargs": {}} | node
     module = load_module(node["module"], "env")
     node = {k: v for k, v in node.items() if k in {field.name for field in fields(module.Config)}}
-    if "nothing_like_it" in node.get("kwargs", {}):  # which the error names
-        key = r"kwargs\.nothing_like_it"
+    if kwargs := node.get("kwargs"):  # the error names it, or there is nothing else that could be wrong
+        key = rf"kwargs\.{next(iter(kwargs))}"
     place = r"env\.inner" if inner else "env"
     said = rf"^{place}\.{key}: {name} cannot be made \((TypeError|IndexError): [^\n]+\)$"
     if inner:
@@ -154,6 +154,29 @@ def test_a_suite_whose_code_raises_as_it_is_traced(suite, node, inner, monkeypat
     config, _ = parse(node, module.Config, "env")
     with pytest.raises(ConfigError, match=said):
         module.make(config)
+
+
+@pytest.mark.parametrize(
+    ("error", "kwargs", "key"),
+    [
+        (TypeError("got an unexpected keyword argument 'rows'"), {"cols": 1, "rows": 2}, "env.kwargs.rows"),
+        (ValueError("'cuda' is not a valid Impl"), {"dt": 0.1, "impl": "cuda"}, "env.kwargs.impl"),
+        (TypeError("shape must be nonnegative, got (-1, 12)"), {"rows": -1}, "env.kwargs.rows"),
+        (TypeError("shape must be nonnegative, got (-1, 12)"), {"rows": -1, "cols": 12}, "env.kwargs"),
+        (TypeError("shape must be nonnegative, got (-1, 12)"), {}, "env.id"),
+        (ImportError("no module"), {"rows": -1}, "env.id"),
+        (RuntimeError("no rows of levels"), {"rows": -1}, "env.kwargs.rows"),
+        (RuntimeError("no levels"), {"rows": -1}, "env.id"),
+    ],
+)
+def test_the_key_that_a_suite_cannot_make_an_environment_with(error, kwargs, key):
+    assert imports.at_fault(error, kwargs) == key
+
+
+def test_what_a_suite_says_of_an_error_is_a_line():
+    assert imports.reason(ValueError("a\nb")) == "ValueError: a"
+    assert imports.reason(ValueError()) == "ValueError: no reason given"
+    assert imports.reason(KeyError("x" * 999)).endswith("x…") and len(imports.reason(KeyError("x" * 999))) < 250
 
 
 @pytest.mark.parametrize("option", ["jumanji/snake", "jumanji/maze", "xminigrid/empty_6x6"])

@@ -207,6 +207,26 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(drives, tmp_path):
         features.write(path, drives[:1])
 
 
+def test_no_link_and_no_file_that_comes_meanwhile_is_overwritten(drives, tmp_path, capsys):
+    dangling, late = tmp_path / "dangling", tmp_path / "late"
+    dangling.symlink_to(tmp_path / "of an unmounted disk")
+    with pytest.raises(ConfigError, match="is there already"):
+        features.write(dangling, drives[:1])
+    assert main([str(dangling), "--num=1", "--files=1"]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err and dangling.is_symlink()
+
+    def meanwhile():
+        yield drives[0]
+        late.write_text("a user's")
+
+    with pytest.raises(ConfigError, match="is there already"):
+        features.write(late, meanwhile())
+    assert late.read_text() == "a user's"
+    assert sorted(tmp_path.iterdir()) == [dangling, late]
+    with pytest.raises(ConfigError, match=r"^'.*/nowhere/x' cannot be written \(No such file or directory\)$"):
+        features.write(tmp_path / "nowhere" / "x", drives[:1])
+
+
 def test_the_command_writes_files_that_are_read(drives, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generate, "records", lambda kinds, num, *, seed: iter(drives[:num]))
     arguments = [str(tmp_path / "made"), "--num=3", "--files=2", "--scenarios", "crossing"]
@@ -239,14 +259,16 @@ def test_the_command_makes_no_folder_that_it_cannot_fill(tmp_path, capsys, monke
         ("--seed=x", "x is not allowed; expected 0 to 4294967295"),
         ("--num=0", "0 is not allowed; expected 1 to 2147483647"),
         ("--files=1e3", "1e3 is not allowed; expected 1 to 99999"),
+        ("--scenarios=strait", "'strait' is not allowed; expected straight, curve, "),
+        ("--scenarios=strait", 'did you mean "straight"?'),
     ],
 )
 def test_numbers_that_the_command_is_not_given(argument, said, drives, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generate, "records", lambda kinds, num, *, seed: iter(drives * 20))
     with pytest.raises(SystemExit) as refused:
         main([str(tmp_path / "made"), argument])
-    assert refused.value.code == 2
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert refused.value.code == 2 and said in told and told.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -256,7 +278,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_line(name, drives, tmp_path
     (tmp_path / "file").touch()
     assert main([str(tmp_path / name), "--num=1", "--files=1"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("rlexp: ") and said.count("\n") == 1
+    assert said.startswith("rlexp: ") and said.count("\n") == 1 and f"{tmp_path / name}' cannot be made (" in said
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     with pytest.raises(ConfigError, match=r"^env\.path: '.*' (cannot be looked for|is not there)"):
         tfrecord.files(str(tmp_path / name))

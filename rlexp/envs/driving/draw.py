@@ -8,14 +8,14 @@ import numpy as np
 
 from rlexp.envs.driving import traffic
 from rlexp.envs.driving.geometry import SPACING
-from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, LENGTH, NUM_LANES
+from rlexp.envs.driving.scenario import CARS, LANE_WIDTH, LENGTH, NO_LIGHT, NUM_LANES
 from rlexp.envs.driving.state import State
 from rlexp.envs.driving.vehicle import SIZE
 
 _SIDE, _METRE = 360, 4.0  # pixels
 _GRASS, _ROAD, _MIDDLE, _ROUTE = (205, 214, 196), (120, 120, 124), (150, 150, 154), (170, 196, 224)
 _EGO, _CAR, _LOGGED = (33, 102, 172), (224, 130, 20), (118, 42, 131)
-_LIGHTS = ((26, 152, 80), (254, 224, 55), (215, 48, 39))
+_LIGHTS, _GIVE_WAY = ((26, 152, 80), (254, 224, 55), (215, 48, 39)), (255, 255, 255)
 
 Colour = tuple[int, int, int]
 
@@ -63,7 +63,7 @@ class Sketch:
 
 
 def draw(state: State) -> np.ndarray:
-    """uint8 [360, 360, 3], 90 m wide: lanes, the route, lines with their lights, and vehicles."""
+    """uint8 [360, 360, 3], 90 m wide: lanes, the route, lines with their lights, or white where one gives way, and vehicles."""
     scenario, ego = state.scenario, state.ego
     placed, driven, time = jax.tree.map(jnp.asarray, (scenario, state.cars, state.time))  # a film's states are NumPy's
     sketch = Sketch(np.asarray(ego.position), float(np.asarray(ego.heading)), _GRASS)
@@ -74,13 +74,16 @@ def draw(state: State) -> np.ndarray:
             sketch.line(lane, colour, round(width * _METRE), joint="curve")
     sketch.line(lanes[0], _ROUTE, 2)
     shown = np.asarray(traffic.colour(placed, time))
-    for lane, line, heading, light in zip(
-        points, np.asarray(scenario.line), scenario.lanes.heading, shown, strict=True
+    colours = [
+        _GIVE_WAY if light == NO_LIGHT else _LIGHTS[now] for light, now in zip(scenario.light, shown, strict=True)
+    ]
+    for lane, line, heading, colour in zip(
+        points, np.asarray(scenario.line), scenario.lanes.heading, colours, strict=True
     ):
         if line < LENGTH:
             at = int(line / SPACING)
             left = np.array([-np.sin(heading[at]), np.cos(heading[at])]) * LANE_WIDTH / 2
-            sketch.line([lane[at] - left, lane[at] + left], _LIGHTS[light], 3)
+            sketch.line([lane[at] - left, lane[at] + left], colour, 3)
     cars = traffic.places(placed, driven)
     logged = np.broadcast_to(
         np.asarray(scenario.logged)[:, None] & ~np.asarray(traffic.behind_ego()), (NUM_LANES, CARS)

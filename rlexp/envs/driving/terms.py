@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 from pydantic import Field
 
-from rlexp.config import Count, TracedPositive
+from rlexp.config import Count, Text, TracedNumber, TracedPositive
 from rlexp.envs.driving import observation, rewards, traffic
 from rlexp.envs.driving.scenario import CARS, NUM_LANES
 from rlexp.envs.driving.state import State
@@ -42,13 +42,13 @@ def _cars(moment: Moment, number: Annotated[Count, Field(le=NUM_LANES * CARS)] =
     return observation.of_cars(moment.state, number)
 
 
-def _follow_speed(moment: Moment, command: str, std: TracedPositive = 1.0) -> Float[Array, ""]:
+def _follow_speed(moment: Moment, command: Text, std: TracedPositive = 1.0) -> Float[Array, ""]:
     """1 at the speed that the command says, m/s, and less beside it: exp(-(difference / std)²)."""
     wanted = moment.commands[known(command, moment.commands, "command")]
     return jnp.exp(-jnp.square((moment.state.ego.speed - wanted) / std))
 
 
-def _push(key: Key, moment: Moment, low: Any, high: Any) -> State:
+def _push(key: Key, moment: Moment, low: TracedNumber, high: TracedNumber) -> State:
     """The ego vehicle is faster by low to high m/s from now on, or slower, but goes at least not backwards."""
     state: State = moment.state
     speed = slopes.larger(state.ego.speed + low + (high - low) * jax.random.uniform(key), 0.0)

@@ -13,11 +13,12 @@ import numpy as np
 
 from rlexp.config import ConfigError, Count, CountOrZero, Flag, Fraction, Host, Positive, Resets, schema
 from rlexp.envs.base import Env, Transition, episodic
-from rlexp.envs.driving import observation, rewards, terms
+from rlexp.envs.driving import observation, rewards
 from rlexp.envs.driving.draw import draw
 from rlexp.envs.driving.rewards import Weights
 from rlexp.envs.driving.scenario import CARS, NUM_LANES, Kind, draw_start
 from rlexp.envs.driving.state import State, advance, begin
+from rlexp.envs.driving.terms import FUNCTIONS as FUNCTIONS
 from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE, held
 from rlexp.envs.managers.world import Bounds, World
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
@@ -76,7 +77,10 @@ def make(config: Config) -> Env:
             f"env.first_layout: {config.first_layout} is not allowed; expected 0, or env.layouts, of which it is the first"
         )
     if config.first_layout + (config.layouts or 0) > 2**31 - 1:
-        raise ConfigError("env.first_layout: expected first_layout + layouts below 2^31")
+        raise ConfigError(
+            f"env.first_layout: {config.first_layout} is not allowed; expected at most {2**31 - 1 - (config.layouts or 0)}, "
+            f"with env.layouts {config.layouts}: layouts are counted in int32"
+        )
     num_cars, leader = config.observed_cars, config.observed_leader
     bounds = np.asarray([MAX_ACCELERATION, MAX_CURVATURE], np.float32)
     spec = EnvSpec(
@@ -125,7 +129,7 @@ def world(config: Config) -> World:
         lambda key, params: start(config, key, params),
         lambda key, state, action, params: drive(config, state, action),
         rewards.metrics,
-        terms.FUNCTIONS,
+        FUNCTIONS,
         resets=config.resets,
         draw=draw,
     )

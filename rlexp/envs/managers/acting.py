@@ -90,7 +90,7 @@ def _steps(key: Key, bounds: list[int] | None) -> jax.Array:
     if bounds is None:
         return jnp.asarray(2**31 - 1, jnp.int32)
     low, high = bounds
-    return jax.random.randint(jax.random.fold_in(key, 1), (), low, high + 1)
+    return low + jax.random.randint(jax.random.fold_in(key, 1), (), 0, high - low + 1)  # int32 may not hold high + 1
 
 
 def _check_steps(bounds: list[int] | None, path: str) -> None:

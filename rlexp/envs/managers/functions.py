@@ -1,14 +1,32 @@
 """Functions that terms may name in any world, by what they are for. What a world has of its own comes before them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from pydantic import Field
 
-from rlexp.config import TracedCount, TracedPositive, nearest
+from rlexp.config import (
+    Number,
+    Text,
+    TracedChoices,
+    TracedCount,
+    TracedDeviations,
+    TracedNonNegative,
+    TracedNumber,
+    TracedNumbers,
+    TracedPositive,
+    nearest,
+    traced_type,
+)
 from rlexp.envs.managers.world import Ended, Kind, Moment
 from rlexp.types import Key
+
+Operation = Literal["add", "scale", "abs"]
+_MEMORY = 8  # values that a digital filter remembers
+_Inputs = Annotated[Any, traced_type(Annotated[list[Number], Field(min_length=1, max_length=_MEMORY)])]
+_Outputs = Annotated[Any, traced_type(Annotated[list[Number], Field(max_length=_MEMORY)])]
 
 
 class Stateful(NamedTuple):
@@ -25,7 +43,7 @@ def _last_action(moment: Moment) -> jax.Array:
     return moment.action
 
 
-def _command(moment: Moment, name: str) -> jax.Array:
+def _command(moment: Moment, name: Text) -> jax.Array:
     return moment.commands[known(name, moment.commands, "command")]
 
 
@@ -55,61 +73,65 @@ def _time_out(moment: Moment, steps: TracedCount | None = None) -> jax.Array:
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def _uniform_command(key: Key, moment: Moment, low: Any, high: Any) -> jax.Array:
+def _uniform_command(key: Key, moment: Moment, low: TracedNumbers, high: TracedNumbers) -> jax.Array:
     """A number, or as many as the bounds have."""
     low, high = jnp.broadcast_arrays(jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32))
     return jax.random.uniform(key, low.shape, minval=low, maxval=high)
 
 
-def _choice_command(key: Key, moment: Moment, values: Sequence[Any]) -> jax.Array:
+def _choice_command(key: Key, moment: Moment, values: TracedChoices) -> jax.Array:
     return _choice(key, values)
 
 
 # --- noise and modifiers ---------------------------------------------------------------------------------------------
 
 
-def _gaussian(key: Key, x: jax.Array, std: Any, mean: Any = 0.0, operation: str = "add") -> jax.Array:
+def _gaussian(
+    key: Key, x: jax.Array, std: TracedDeviations, mean: TracedNumbers = 0.0, operation: Operation = "add"
+) -> jax.Array:
+    std, mean = jnp.asarray(std, x.dtype), jnp.asarray(mean, x.dtype)
     return operate(x, mean + std * jax.random.normal(key, x.shape, x.dtype), operation)
 
 
-def _uniform_noise(key: Key, x: jax.Array, low: Any, high: Any, operation: str = "add") -> jax.Array:
+def _uniform_noise(
+    key: Key, x: jax.Array, low: TracedNumbers, high: TracedNumbers, operation: Operation = "add"
+) -> jax.Array:
+    low, high = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
     drawn = jax.random.uniform(key, x.shape, x.dtype)
     return operate(x, low + (high - low) * drawn, operation)
 
 
-def _constant_noise(key: Key, x: jax.Array, bias: Any, operation: str = "add") -> jax.Array:
+def _constant_noise(key: Key, x: jax.Array, bias: TracedNumbers, operation: Operation = "add") -> jax.Array:
     return operate(x, jnp.broadcast_to(jnp.asarray(bias, x.dtype), x.shape), operation)
 
 
-def _bias(x: jax.Array, value: Any) -> jax.Array:
+def _bias(x: jax.Array, value: TracedNumbers) -> jax.Array:
     return x + jnp.asarray(value, x.dtype)
 
 
-def _scale(x: jax.Array, value: Any) -> jax.Array:
+def _scale(x: jax.Array, value: TracedNumbers) -> jax.Array:
     return x * jnp.asarray(value, x.dtype)
 
 
-def _clip(x: jax.Array, low: Any, high: Any) -> jax.Array:
+def _clip(x: jax.Array, low: TracedNumbers, high: TracedNumbers) -> jax.Array:
     return jnp.clip(x, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype))
 
 
-def _filter(memory: Any, x: jax.Array, b: Sequence[Any], a: Sequence[Any] = ()) -> tuple[Any, jax.Array]:
+def _filter(memory: Any, x: jax.Array, b: _Inputs, a: _Outputs = ()) -> tuple[Any, jax.Array]:
     """y[i] = b[0] x[i] + b[1] x[i-1] + … - a[0] y[i-1] - a[1] y[i-2] - …, from zeros."""
     inputs, outputs = memory
     inputs = jnp.concatenate([x[None], inputs[:-1]])
-    if max(len(a), len(b)) > len(inputs):
-        raise ValueError(f"at most {len(inputs)} coefficients")
     y = sum((b[i] * inputs[i] for i in range(len(b))), jnp.zeros_like(x))
     y = y - sum((a[i] * outputs[i] for i in range(len(a))), jnp.zeros_like(x))
     return (inputs, jnp.concatenate([y[None], outputs[:-1]])), y
 
 
 def _filter_begins(x: jax.Array) -> Any:
-    empty = jnp.zeros((8, *x.shape), x.dtype)
+    empty = jnp.zeros((_MEMORY, *x.shape), x.dtype)
     return empty, empty
 
 
-def _integrator(memory: Any, x: jax.Array, dt: Any) -> tuple[Any, jax.Array]:
+def _integrator(memory: Any, x: jax.Array, dt: TracedPositive) -> tuple[Any, jax.Array]:
     """The sum of all values so far, by the trapezium rule, from zeros."""
     last, total = memory
     total = total + (x + last) / 2 * dt
@@ -119,7 +141,7 @@ def _integrator(memory: Any, x: jax.Array, dt: Any) -> tuple[Any, jax.Array]:
 # --- traced settings -------------------------------------------------------------------------------------------------
 
 
-def _uniform(key: Key, low: Any, high: Any) -> jax.Array:
+def _uniform(key: Key, low: TracedNumber, high: TracedNumber) -> jax.Array:
     return low + (high - low) * jax.random.uniform(key)
 
 
@@ -127,28 +149,37 @@ def _log_uniform(key: Key, low: TracedPositive, high: TracedPositive) -> jax.Arr
     return low * (high / low) ** jax.random.uniform(key)
 
 
-def _normal(key: Key, mean: Any, std: Any) -> jax.Array:
+def _normal(key: Key, mean: TracedNumber, std: TracedNonNegative) -> jax.Array:
     return mean + std * jax.random.normal(key)
 
 
-def _choice(key: Key, values: Sequence[Any]) -> jax.Array:
+def _choice(key: Key, values: TracedChoices) -> jax.Array:
     return jax.random.choice(key, jnp.asarray(values, jnp.float32))
 
 
-def _linear(value: jax.Array, ended: Ended, start: Any, end: Any, steps: TracedPositive) -> jax.Array:
+def _linear(value: jax.Array, ended: Ended, start: TracedNumber, end: TracedNumber, steps: TracedPositive) -> jax.Array:
     """From `start` to `end` in a line, over so many steps of the environment."""
     return start + (end - start) * jnp.minimum(ended.steps / steps, 1.0)
 
 
 def _by_metric(
-    value: jax.Array, ended: Ended, metric: str, above: Any, step: Any, low: Any, high: Any, back: Any = 0.0
+    value: jax.Array,
+    ended: Ended,
+    metric: Text,
+    above: TracedNumber,
+    step: TracedNumber,
+    low: TracedNumber,
+    high: TracedNumber,
+    back: TracedNonNegative = 0.0,
 ) -> jax.Array:
     """`step` further after an episode whose metric is at least `above`, else `back` towards where it came from."""
     good = ended.told[known(metric, ended.told, "metric")] >= above
     return jnp.clip(value + jnp.where(good, step, -jnp.sign(step) * back), low, high)
 
 
-def _by_length(value: jax.Array, ended: Ended, above: Any, step: Any, low: Any, high: Any) -> jax.Array:
+def _by_length(
+    value: jax.Array, ended: Ended, above: TracedNumber, step: TracedNumber, low: TracedNumber, high: TracedNumber
+) -> jax.Array:
     """`step` further after an episode of at least `above` steps, and back after a shorter one."""
     return jnp.clip(value + jnp.where(ended.length >= above, step, -step), low, high)
 
@@ -175,15 +206,13 @@ RANDOMISATION = {"uniform": _uniform, "log_uniform": _log_uniform, "normal": _no
 CURRICULUM = {"linear": _linear, "by_metric": _by_metric, "by_length": _by_length}
 
 
-def operate(x: Any, drawn: Any, operation: str) -> Any:
+def operate(x: Any, drawn: Any, operation: Operation) -> Any:
     """What becomes of a number by what was drawn."""
     if operation == "add":
         return x + drawn
     if operation == "scale":
         return x * drawn
-    if operation == "abs":
-        return drawn
-    raise ValueError(f"operation {operation!r} is not allowed; expected 'add', 'scale' or 'abs'")
+    return drawn
 
 
 def known(name: str, there: Mapping[str, Any], what: str) -> str:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rlexp.config import ConfigError, Flag, Host, Part, TracedNumber, load_module, nearest, schema, told_at
 from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.envs.managers.acting import Acting, Actors
-from rlexp.envs.managers.functions import COMMON, CURRICULUM, RANDOMISATION
+from rlexp.envs.managers.functions import COMMON, CURRICULUM, MODIFIERS, NOISE, RANDOMISATION
 from rlexp.envs.managers.observing import Memory, seen_by, side_by_side
 from rlexp.envs.managers.settings import Changes, Kept
 from rlexp.envs.managers.terms import (
@@ -27,14 +27,19 @@ from rlexp.envs.managers.terms import (
     Reward,
     Term,
     Termination,
+    check,
     check_bounds,
     check_setting,
     read,
+    referred,
     stream,
     value_of,
 )
 from rlexp.envs.managers.world import Bounds, Ended, Kind, Moment, World
 from rlexp.types import Continuous, Groups, Key, PyTree
+
+# How many arguments functions of a list are given before their params.
+_GIVEN: Mapping[Kind, int] = {"observations": 1, "rewards": 1, "terminations": 1, "commands": 2, "events": 2}
 
 
 @schema
@@ -68,6 +73,7 @@ class Config:
     def __post_init__(self) -> None:  # of each job of a sweep, of which only some are made here
         for name, value in self.params.items():
             check_bounds(value, _module_of(self).get("BOUNDS", {}).get(name), f"env.params.{name}")
+        _check_params(self)
 
 
 class State(NamedTuple):
@@ -89,8 +95,8 @@ def make(config: Config) -> Env:
     world_of = module.get("world")
     if world_of is None:
         raise ConfigError(
-            f"env.inner: {config.inner.module} makes no world for terms; expected driving/… or brax/…, "
-            "or a module that has world(config)"
+            f"env.inner: {config.inner.module} makes no world for terms; expected driving/…, brax/… or "
+            "playground/…, or a module that has world(config)"
         )
     try:
         world: World = world_of(config.inner)
@@ -197,31 +203,59 @@ def _in_a_line() -> Iterator[None]:
         raise ConfigError(f"env: {said[0] if said else type(error).__name__}") from error
 
 
+def _check_params(config: Config) -> None:
+    """Params of the functions that are known before the world is made, by the settings that are given. Raises ConfigError."""
+    there, own = _settled(config, {}), _module_of(config).get("FUNCTIONS")
+    lists = [
+        ("randomisation", config.randomisation, RANDOMISATION, 1),
+        ("curriculum", config.curriculum, CURRICULUM, 2),
+    ]
+    if own is not None:  # else it may have another function of a common name
+        of_kind = {kind: {**COMMON[kind], **own.get(kind, {})} for kind in _GIVEN}
+        lists += [(kind, getattr(config, kind), of_kind[kind], given) for kind, given in _GIVEN.items()]
+        lists += [("critic", config.critic, of_kind["observations"], _GIVEN["observations"])]
+    for kind, entries in (("observations", config.observations), ("critic", config.critic)):
+        for i, entry in enumerate(x if isinstance(x, Mapping) else {} for x in entries):
+            lists += [(f"{kind}.{i}.modifiers", entry.get("modifiers"), MODIFIERS, 1)]
+            lists += [(f"{kind}.{i}.noise", entry.get("noise"), NOISE, 2)]
+    for path, entries, functions, given in lists:
+        check(f"env.{path}", entries, functions, given, there)
+
+
+def _settled(config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The world's own settings and env.params, but for those that each environment draws in their place."""
+    draws = [x for x in config.randomisation if isinstance(x, Mapping) and x.get("operation", "abs") == "abs"]
+    drawn = [x.get("param") for x in draws]
+    return {name: value for name, value in {**own, **config.params}.items() if name not in drawn}
+
+
 class _Lists:
     """The lists of a configuration, with their functions found."""
 
     def __init__(self, config: Config, world: World, bounds: Bounds):
-        def of(kind: Kind, cls: type, given: int) -> list[Term]:
-            return read(kind, getattr(config, kind), cls, {**COMMON[kind], **world.functions.get(kind, {})}, given)
+        there, settled = {**world.params, **config.params}, _settled(config, world.params)
+
+        def of(kind: Kind, cls: type) -> list[Term]:
+            functions = {**COMMON[kind], **world.functions.get(kind, {})}
+            return read(kind, getattr(config, kind), cls, functions, _GIVEN[kind], settled)
 
         self.concatenate = config.concatenate
-        self.observations = of("observations", Observation, 1)
+        self.observations = of("observations", Observation)
         if not self.observations:
             raise ConfigError("env.observations: [] is not allowed; expected one term or more")
         functions = {**COMMON["observations"], **world.functions.get("observations", {})}
-        self.critic = read("critic", config.critic, Observation, functions, 1)
-        self._seen = [(term, seen_by(term)) for term in (*self.observations, *self.critic)]
+        self.critic = read("critic", config.critic, Observation, functions, 1, settled)
+        self._seen = [(term, seen_by(term, settled)) for term in (*self.observations, *self.critic)]
         self.names = set() if config.concatenate else {term.name for term, _ in self._seen}  # by which it is seen
-        there = {**world.params, **config.params}
-        rewards = of("rewards", Reward, 1)
+        rewards = of("rewards", Reward)
         for term in rewards:
             _check_weight(term, there)
         self.rewards = [(term, term.config.weight) for term in rewards if term.config.weight != 0]
-        self.terminations = of("terminations", Termination, 1)
-        events = of("events", Event, 2)
-        self.actors = Actors(of("commands", Command, 2), events)
-        curriculum = read("curriculum", config.curriculum, Curriculum, CURRICULUM, 2)
-        randomisation = read("randomisation", config.randomisation, Randomisation, RANDOMISATION, 1)
+        self.terminations = of("terminations", Termination)
+        events = of("events", Event)
+        self.actors = Actors(of("commands", Command), events)
+        curriculum = read("curriculum", config.curriculum, Curriculum, CURRICULUM, 2, settled)
+        randomisation = read("randomisation", config.randomisation, Randomisation, RANDOMISATION, 1, settled)
         startup = [term for term in events if term.config.mode == "startup"]
         self.changes = Changes(curriculum, randomisation, startup, there, bounds)
         _check_settings(config, world)
@@ -287,18 +321,10 @@ def _check_settings(config: Config, world: World) -> None:
         config.commands,
         config.events,
     ]
-    there = {*world.params, *_referred([*lists, config.randomisation, config.curriculum])}
+    there = {*world.params, *referred([*lists, config.randomisation, config.curriculum])}
     for name in config.params:
         if name not in there:
             raise ConfigError(
                 f"env.params.{name}: neither the world nor a term reads it{nearest(name, there) or '.'} "
                 f"Allowed: {', '.join(sorted(there)) or 'none'}"
             )
-
-
-def _referred(node: Any) -> set[str]:
-    """The NAME of each params.NAME."""
-    if isinstance(node, str):
-        return {node.removeprefix("params.")} if node.startswith("params.") else set()
-    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
-    return {name for x in inner for name in _referred(x)}

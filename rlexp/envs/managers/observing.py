@@ -23,11 +23,11 @@ class Memory(NamedTuple):
 Seen = Callable[[Key, Moment, Memory | None], tuple[Memory, jax.Array]]  # without a memory an episode begins
 
 
-def seen_by(term: Term) -> Seen:
-    """How a term is seen. Raises ConfigError."""
+def seen_by(term: Term, there: Mapping[str, Any]) -> Seen:
+    """How a term is seen; `there` as in `terms.found`. Raises ConfigError."""
     config: Observation = term.config
-    modifiers = [part(m, MODIFIERS, 1, f"{term.path}.modifiers.{i}") for i, m in enumerate(config.modifiers)]
-    noise = None if config.noise is None else part(config.noise, NOISE, 2, f"{term.path}.noise")
+    modifiers = [part(m, MODIFIERS, 1, f"{term.path}.modifiers.{i}", there) for i, m in enumerate(config.modifiers)]
+    noise = None if config.noise is None else part(config.noise, NOISE, 2, f"{term.path}.noise", there)
     if config.clip is not None and (len(config.clip) != 2 or config.clip[0] >= config.clip[1]):
         raise ConfigError(
             f"{term.path}.clip: {config.clip} is not allowed; expected two numbers, the smaller one first"

@@ -5,11 +5,13 @@ the name, is any other.
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import jax
@@ -18,6 +20,11 @@ import numpy as np
 from rlexp.config import ConfigError, Count, FewOrZero, Flag, Number, Text, nearest, parse, schema
 from rlexp.envs.imports import reason
 from rlexp.types import Key
+
+
+@schema
+class _Params:
+    params: dict[str, Any]
 
 
 @schema
@@ -115,7 +122,14 @@ class Term(NamedTuple):
     call: Callable[..., Any]  # (what the kind gives, {name: env.params}) -> value
 
 
-def read(kind: str, entries: Sequence[Any], cls: type, functions: Mapping[str, Callable], given: int) -> list[Term]:
+def read(
+    kind: str,
+    entries: Sequence[Any],
+    cls: type,
+    functions: Mapping[str, Callable],
+    given: int,
+    there: Mapping[str, Any],
+) -> list[Term]:
     """The terms of a list.
 
     Args:
@@ -123,6 +137,7 @@ def read(kind: str, entries: Sequence[Any], cls: type, functions: Mapping[str, C
       cls: of an entry.
       functions: those that need no module.
       given: how many arguments the platform gives, before the term's own.
+      there: as in `found`.
 
     Raises:
       ConfigError: one line, for what is not there, or does not fit.
@@ -131,7 +146,7 @@ def read(kind: str, entries: Sequence[Any], cls: type, functions: Mapping[str, C
     for i, entry in enumerate(entries):
         where = f"env.{kind}.{i}"
         config: Any = parse(_with_module(entry, where), cls, where)[0]
-        call = found(config.function, config.params, functions, given, where)
+        call = found(config.function, config.params, functions, given, where, there)
         name = config.name or vars(config).get("param") or config.function.rpartition(":")[2]
         if name in terms:
             raise ConfigError(
@@ -141,20 +156,42 @@ def read(kind: str, entries: Sequence[Any], cls: type, functions: Mapping[str, C
     return list(terms.values())
 
 
-def part(entry: Any, functions: Mapping[str, Callable], given: int, path: str) -> Callable[..., Any]:
+def part(
+    entry: Any, functions: Mapping[str, Callable], given: int, path: str, there: Mapping[str, Any]
+) -> Callable[..., Any]:
     """The function of a node {function, params}, as `found`."""
     config = parse(_with_module(entry, path), Part, path)[0]
-    return found(config.function, config.params, functions, given, path)
+    return found(config.function, config.params, functions, given, path, there)
+
+
+def check(path: str, entries: Any, functions: Mapping[str, Callable], given: int, there: Mapping[str, Any]) -> None:
+    """Holds params to what these functions take, of the entries (a list, or one) that name one of them. Raises ConfigError."""
+    if isinstance(entries, list):
+        for i, entry in enumerate(entries):
+            check(f"{path}.{i}", entry, functions, given, there)
+    elif isinstance(entries, Mapping) and entries.get("function") in functions and "module" not in entries:
+        params = parse({"params": entries.get("params", {})}, _Params, path)[0].params
+        found(entries["function"], params, functions, given, path, there)
 
 
 def found(
-    name: str, params: Mapping[str, Any], functions: Mapping[str, Callable], given: int, path: str
+    name: str,
+    params: Mapping[str, Any],
+    functions: Mapping[str, Callable],
+    given: int,
+    path: str,
+    there: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
-    """The function, held to its params: (what the platform gives, traced settings) -> value. Raises ConfigError."""
+    """The function, held to its params: (what the platform gives, traced settings) -> value. Raises ConfigError.
+
+    Args:
+      there: settings, by which params that refer to them are checked as far as they are numbers; what is traced or not there
+        is not looked at.
+    """
     function = functions[name] if name in functions else _imported(name, functions, f"{path}.function")
     step = getattr(function, "step", function)
     # One with a memory is given it too.
-    params = _checked(step, name, params, given + (step is not function), f"{path}.params")
+    params = _checked(step, name, params, given + (step is not function), f"{path}.params", there)
 
     def call(*arguments: Any, traced: Mapping[str, Any]) -> Any:
         own = {k: value_of(v, traced, f"{path}.params.{k}") for k, v in params.items()}
@@ -184,6 +221,14 @@ def value_of(value: Any, traced: Mapping[str, Any], path: str) -> Any:
     if isinstance(value, Mapping):
         return {k: value_of(x, traced, f"{path}.{k}") for k, x in value.items()}
     return [value_of(x, traced, f"{path}.{i}") for i, x in enumerate(value)] if isinstance(value, list) else value
+
+
+def referred(value: Any) -> set[str]:
+    """The NAME of each params.NAME, in lists and nodes too."""
+    if isinstance(value, str):
+        return {value.removeprefix("params.")} if value.startswith("params.") else set()
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return {name for x in inner for name in referred(x)}
 
 
 def check_setting(name: str, there: Mapping[str, Any], path: str, value: object) -> None:
@@ -234,10 +279,15 @@ def _imported(name: str, functions: Mapping[str, Callable], path: str) -> Callab
     return function
 
 
-def _checked(function: Callable, name: str, params: Mapping[str, Any], given: int, path: str) -> Mapping[str, Any]:
+def _checked(
+    function: Callable, name: str, params: Mapping[str, Any], given: int, path: str, there: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The params, as they are read in types of rlexp.config that the function says of them. Raises ConfigError."""
-    _check_finite(params, path)
-    _check_order(params, path)
+    numbers = {
+        key: value_of(x, there, f"{path}.{key}") for key, x in params.items() if _are_numbers(referred(x), there)
+    }
+    _check_finite(numbers, path)
+    _check_order(numbers, path)
     try:
         parameters = list(inspect.signature(function).parameters.values())[given:]
     except (TypeError, ValueError):  # of what is no Python function nothing is known
@@ -251,16 +301,32 @@ def _checked(function: Callable, name: str, params: Mapping[str, Any], given: in
             raise ConfigError(f"{path}.{key}: {name} takes no such param{nearest(key, takes) or '.'} {allowed}")
     if missing := [key for key, needed in takes.items() if needed and key not in params]:
         raise ConfigError(f"{path}.{missing[0]}: this key is missing; {name} needs it")
-    said = {p.name: p.annotation for p in parameters if p.name in params and _says(p.annotation, params[p.name])}
-    own = parse({key: params[key] for key in said}, dataclasses.make_dataclass(name, said.items()), path)[0]
-    return {**params, **vars(own)}
+    said = {p.name: p.annotation for p in parameters if p.name in params and _says(p.annotation)}
+    own = {key: numbers if _is_traced(annotation) else params for key, annotation in said.items()}
+    node = {key: values[key] for key, values in own.items() if key in values}
+    read = parse(node, _types(function, given, tuple(node)), path)[0]
+    return {**params, **{key: x for key, x in vars(read).items() if not referred(params[key])}}
 
 
-def _says(annotation: Any, value: Any) -> bool:
-    """Whether an annotation holds the value to something: `Count` does, `int` does not, and a traced type leaves params.NAME be."""
-    kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Annotated]
-    refers = isinstance(value, str) and value.startswith("params.")
-    return bool(kinds) and not (refers and any(kind.__origin__ is Any for kind in kinds))
+@functools.cache
+def _types(function: Callable, given: int, names: tuple[str, ...]) -> type:
+    """A dataclass of what a function says of some of its params; one for each job of a sweep would fill the memory."""
+    parameters = list(inspect.signature(function).parameters.values())[given:]
+    return dataclasses.make_dataclass("Params", [(p.name, p.annotation) for p in parameters if p.name in names])
+
+
+def _says(annotation: Any) -> bool:
+    """Whether an annotation holds a value to something: `Count` and `Literal` do, `int` does not."""
+    return any(get_origin(kind) in (Annotated, Literal) for kind in (annotation, *get_args(annotation)))
+
+
+def _is_traced(annotation: Any) -> bool:
+    """Whether params.NAME may be in its place."""
+    return any(get_origin(kind) is Annotated and kind.__origin__ is Any for kind in (annotation, *get_args(annotation)))
+
+
+def _are_numbers(names: Iterable[str], there: Mapping[str, Any]) -> bool:
+    return all(isinstance(there.get(name), int | float) for name in names)
 
 
 def _check_finite(value: Any, path: str) -> None:
@@ -277,7 +343,7 @@ def _check_order(params: Mapping[str, Any], path: str) -> None:
     low, high = params.get("low"), params.get("high")
     try:
         reverse = np.any(np.asarray(low, np.float64) > np.asarray(high, np.float64))  # of what is missing it is nan
-    except (TypeError, ValueError):  # params.NAME, or lists of unlike lengths
+    except (TypeError, ValueError):  # no numbers, or lists of unlike lengths
         return
     if reverse:
         raise ConfigError(f"{path}.low: {low} is not allowed; expected at most high, {high}")

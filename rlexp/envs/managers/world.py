@@ -1,7 +1,8 @@
 """What a world is to those who make a task of terms in it, and what a term is given.
 
 A module of `conf/env` that has `world(config) -> World` beside its `make` can be `env.inner` of `env=managed`. Beside them
-`BOUNDS = {setting: (least, most)}` says what its traced settings may be; one that is not there may be any number.
+`BOUNDS = {setting: (least, most)}` says what its traced settings may be, one that is not there any number, and
+`FUNCTIONS` has those of the world's functions that need none to be made, so that each job of a sweep is held to what they take.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,7 @@
 """`python -m rlexp.envs.womd FOLDER`: layouts of env=driving/* as files of records, to train on or to read with other tools."""
 
 import argparse
+import os
 import shutil
 import sys
 import uuid
@@ -8,25 +9,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlexp.config import ConfigError
+from rlexp.config import ConfigError, nearest
+from rlexp.endings import Parser
 from rlexp.envs.driving.scenario import KINDS
 from rlexp.envs.suites import imported
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 2 bad input, after which nothing is left behind."""
-    parser = argparse.ArgumentParser(prog="python -m rlexp.envs.womd", description=__doc__)
+    parser = Parser(prog="python -m rlexp.envs.womd", description=__doc__)
     parser.add_argument("folder", type=Path, help="is made; nothing may be there")
     parser.add_argument("--num", type=_whole(1, 2**31), default=100, help="records")
     parser.add_argument("--files", type=_whole(1, 100_000), default=4, help="that they are spread over")
     parser.add_argument(
-        "--scenarios", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS)
+        "--scenarios", nargs="+", type=_kind, default=list(KINDS), metavar="KIND", help=", ".join(KINDS)
     )
     parser.add_argument("--seed", type=_whole(0, 2**32), default=0, help="another one gives other layouts")
     asked = parser.parse_args(arguments)
     try:
         _write(asked)
-    except (ConfigError, OSError) as error:
+    except OSError as error:
+        print(f"rlexp: {str(asked.folder)!r} cannot be made ({error.strerror})", file=sys.stderr)
+        return 2
+    except ConfigError as error:
         print(f"rlexp: {error}", file=sys.stderr)
         return 2
     print(
@@ -40,7 +45,7 @@ def _write(asked: Any) -> None:
     from rlexp.envs.womd import features, generate
 
     folder: Path = asked.folder.absolute()
-    if folder.exists():
+    if os.path.lexists(folder):
         raise ConfigError(f"{str(asked.folder)!r} is there already, and nothing is overwritten")
     imported("google_crc32c", extra="womd")  # which writing needs
     made = generate.records(tuple(asked.scenarios), asked.num, seed=asked.seed)
@@ -56,6 +61,13 @@ def _write(asked: Any) -> None:
         partly.rename(first)
     finally:
         shutil.rmtree(partly, ignore_errors=True)
+
+
+def _kind(text: str) -> str:
+    if text not in KINDS:
+        said = f"{text!r} is not allowed; expected {', '.join(KINDS)}{nearest(text, KINDS)}"
+        raise argparse.ArgumentTypeError(said)
+    return text
 
 
 def _whole(least: int, below: int) -> Callable[[str], int]:

@@ -5,6 +5,7 @@
 A checksum is masked as (crc >> 15 | crc << 17) + 0xa282ead8.
 """
 
+import contextlib
 import glob
 import os
 import struct
@@ -101,10 +102,14 @@ def records(
 
 
 def write(path: Path, written: Iterable[bytes]) -> int:
-    """Makes a file of records; gives how many. It has its name only once it is whole, and nothing is overwritten."""
+    """Makes a file of records; gives how many. It has its name only once it is whole, and nothing is overwritten.
+
+    Raises:
+      ConfigError: something has this name, also if only since a moment ago; or it cannot be written.
+    """
     crc32c = imported("google_crc32c", extra="womd").value
-    if path.exists():
-        raise ConfigError(f"{str(path)!r} is there already, and nothing is overwritten")
+    if os.path.lexists(path):
+        raise _is_there(path)
     partly, number = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}"), 0
     try:
         with partly.open("xb") as file:
@@ -114,10 +119,29 @@ def write(path: Path, written: Iterable[bytes]) -> int:
                 file.write(length + _CRC.pack(_masked(crc32c(length))))
                 file.write(data)
                 file.write(_CRC.pack(_masked(crc32c(data))))
-        partly.rename(path)
+        _named(partly, path)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written ({error.strerror})") from error
     finally:
-        partly.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partly.unlink(missing_ok=True)
     return number
+
+
+def _named(partly: Path, path: Path) -> None:
+    """Gives a file its name, which a rename would take from what has it."""
+    try:
+        os.link(partly, path)
+    except FileExistsError as error:
+        raise _is_there(path) from error
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise _is_there(path) from None
+        partly.rename(path)
+
+
+def _is_there(path: Path) -> ConfigError:
+    return ConfigError(f"{str(path)!r} is there already, and nothing is overwritten")
 
 
 def _masked(crc: int) -> int:

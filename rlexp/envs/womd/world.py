@@ -25,6 +25,7 @@ from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, MAX_CURVATURE, Ego,
 from rlexp.envs.womd import features, scenes, tfrecord
 from rlexp.envs.womd.draw import drawer
 from rlexp.envs.womd.scenes import NUM_STEPS, Scene, Sizes
+from rlexp.machine import distributed
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
 
 
@@ -159,10 +160,11 @@ def pool(path: str | None, most: int, sizes: Sizes, speed_limit: float) -> Scene
 def _read(path: str, stamps: tuple, most: int, sizes: Sizes, speed_limit: float) -> Scene:
     del stamps  # files that have changed are read again
     processes, process = jax.process_count(), jax.process_index()
-    found = [
-        scenes.scene_of(record, where, sizes, speed_limit=speed_limit)
-        for _, where, record in features.read(path, process=process, processes=processes, most=most)
-    ]
+    with distributed.together():
+        found = [
+            scenes.scene_of(record, where, sizes, speed_limit=speed_limit)
+            for _, where, record in features.read(path, process=process, processes=processes, most=most)
+        ]
     if processes > 1:
         found = _of_all(found, processes, sizes)
     if not found:
