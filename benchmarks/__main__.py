@@ -57,6 +57,7 @@ PARTS = {
     "batch": (batch.measure, 8),
     "batch_wide": (batch.measure_wide, 5),
     "driving": (driving.measure, 5),
+    **{f"driving_{name}": (partial(driving.measure, recipe=name), 3) for name in driving.RECIPES[1:]},
     "replay": (replay.measure, 5),
     "rejax_replay": (rejax.measure_replay, 5),
     "host": (host.measure, 5),
@@ -70,8 +71,12 @@ PARTS = {
     **{f"suites_{key}": (partial(suites.measure, tasks=(key,)), 5) for key in suites.TASKS},
     "trunk": (trunk.measure, 5),
 }
-# Measured by name alone: another part measures the same and more.
-_PARTS_OF_OTHERS = ("costs_packed", *(f"suites_{key}" for key in suites.TASKS))
+# Another part measures the same and more, or each of their seeds trains for half an hour.
+_BY_NAME_ALONE = (
+    "costs_packed",
+    *(f"driving_{name}" for name in driving.RECIPES[1:]),
+    *(f"suites_{key}" for key in suites.TASKS),
+)
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -101,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--rounds: {chosen.rounds} is not at least 1")
     out = chosen.out or (BENCH / "quick" if chosen.quick else RESULTS)
     failed = False
-    for part in chosen.parts or [part for part in PARTS if part not in _PARTS_OF_OTHERS]:
+    for part in chosen.parts or [part for part in PARTS if part not in _BY_NAME_ALONE]:
         measure, rounds = PARTS[part]
         rounds = chosen.rounds or (1 if chosen.quick else rounds)
         began = time.perf_counter()

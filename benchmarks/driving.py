@@ -1,7 +1,7 @@
 """How drivers by rule and a trained agent fare on layouts that the agent never saw: one row for each driver, over seeds.
 
-The agent is PPO's recipe, `experiment=driving/ppo`, on 100,000 layouts. All drive on 10,000 others; a seed plays as many whole
-episodes with each driver, on layouts and starts of its own. Intervals are Student's, 95%, over seeds.
+The agent is that of a recipe, such as `experiment=driving/ppo`, on 100,000 layouts. All drive on 10,000 others; a seed plays as
+many whole episodes with each driver, on layouts and starts of its own. Intervals are Student's, 95%, over seeds.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from rlexp.overrides import quoted
 from rlexp.sources.rollout import clip_action
 from rlexp.types import TimeStep
 
-STEPS = 3_000_000
+RECIPES = ("ppo", "ppo_lq", "sac", "sac_lq")
 EPISODES, OF_A_KIND = 2_048, 512  # of a driver and seed, on all kinds of layout and on each
 TIMEOUT_S = 3 * 3600
 SEEN, UNSEEN = 100_000, 10_000  # layouts
@@ -42,17 +42,24 @@ BY_LAYOUT = ("idm", "agent")  # who is told apart by kind of layout
 EXPERT = 0.99  # its accuracy, which says that the layouts can be driven
 
 
-def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
-    """Each round is a seed."""
-    steps, episodes, of_kind = (20_480, 16, 16) if quick else (STEPS, EPISODES, OF_A_KIND)
-    common = [f"total_env_steps={steps}", f"env.layouts={SEEN}", "logger=quiet", "eval.every_env_steps=null"]
-    common += ["experiment=driving/ppo", quoted("compilation_cache", str(BENCH / "cache" / "rlexp"))]
+def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo") -> None:
+    """Each round is a seed.
+
+    Args:
+      recipe: one of RECIPES, with as many steps as it has.
+    """
+    episodes, of_kind = (16, 16) if quick else (EPISODES, OF_A_KIND)
+    common = [f"experiment=driving/{recipe}", f"env.layouts={SEEN}", "logger=quiet", "eval.every_env_steps=null"]
+    common += [
+        quoted("compilation_cache", str(BENCH / "cache" / "rlexp")),
+        *(["total_env_steps=20480"] if quick else []),
+    ]
     samples: dict[str, list[Sample]] = {name: [] for name in DRIVERS}
     apart: dict[str, dict[str, list[Sample]]] = {kind: {name: [] for name in BY_LAYOUT} for kind in KINDS}
     players: dict[str, dict[str, Callable]] = {}  # by kind of layout, or "all"
 
     def train(seed: int) -> float:
-        where = _place(seed)
+        where = _place(recipe, seed)
         shutil.rmtree(where, ignore_errors=True)
         command = [sys.executable, "-m", "rlexp", *common, f"seed={seed}", quoted("hydra.run.dir", str(where))]
         return run(command, timeout_s=TIMEOUT_S)[1]
@@ -60,7 +67,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a training of this world keeps little more than a core busy
         trainings = list(pool.map(train, range(rounds)))
     for seed, seconds in enumerate(trainings):
-        agent = rlexp.load(_place(seed))
+        agent = rlexp.load(_place(recipe, seed))
         players = players or {"all": _players(agent, episodes, "all")} | {
             kind: _players(agent, of_kind, kind) for kind in KINDS
         }
@@ -74,7 +81,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     results = {name: _intervals(found) for name, found in samples.items()}
     by_layout = {kind: {name: _intervals(x) for name, x in found.items()} for kind, found in apart.items()}
     rows = [[name, *(_shown(results[name][key]) for key in METRICS)] for name in DRIVERS]
-    print(table(f"{rounds} seeds of {episodes} episodes; PPO for {steps:,} steps", ["driver", *METRICS], rows))
+    print(table(f"{rounds} seeds of {episodes} episodes; driving/{recipe}", ["driver", *METRICS], rows))
     rows = [
         [kind, name, *(_shown(by_layout[kind][name][key]) for key in METRICS)]
         for kind, name in itertools.product(KINDS, BY_LAYOUT)
@@ -94,7 +101,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         )
     )
     write(
-        out / "driving.json",
+        out / ("driving.json" if recipe == "ppo" else f"driving_{recipe}.json"),
         settings={
             "rlexp": common,
             "episodes": episodes,
@@ -106,8 +113,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     )
 
 
-def _place(seed: int) -> Path:
-    return BENCH / "runs" / "driving" / str(seed)
+def _place(recipe: str, seed: int) -> Path:
+    return BENCH / "runs" / "driving" / recipe / str(seed)
 
 
 def _played(player: Callable[[Any, jax.Array], tuple], policy: Any, seed: int) -> Sample:

@@ -16,8 +16,11 @@ def test_intervals_are_students():
     assert driving._interval([0.5]) == {"mean": 0.5, "interval": None}
 
 
-@pytest.mark.parametrize(("of_agent", "apart", "expected"), [(0.9, 0.0, "yes"), (0.7, 0.0, "NO"), (0.82, 0.01, "NO")])
-def test_drivers_are_held_against_each_other(of_agent, apart, expected, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("recipe", "of_agent", "apart", "expected"),
+    [("ppo", 0.9, 0.0, "yes"), ("sac_lq", 0.7, 0.0, "NO"), ("ppo", 0.82, 0.01, "NO")],
+)
+def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, monkeypatch, tmp_path, capsys):
     """The last one is better on average, and by so little and so unevenly that it might be luck."""
     accuracy = dict(zip(driving.DRIVERS, (0.1, 0.5, 0.8, of_agent, 0.995), strict=True))
 
@@ -35,14 +38,19 @@ def test_drivers_are_held_against_each_other(of_agent, apart, expected, monkeypa
         state = None
         algorithm = type("A", (), {"policy": staticmethod(lambda state, explore: None)})
 
-    monkeypatch.setattr(driving, "run", lambda command, timeout_s: ("", 1.0))
+    trained = []
+    monkeypatch.setattr(driving, "run", lambda command, timeout_s: trained.append(command) or ("", 1.0))
     monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
     monkeypatch.setattr(driving, "_players", players)
-    driving.measure(tmp_path, rounds=2, quick=False, say=lambda text: None)
+    driving.measure(tmp_path, rounds=2, quick=False, say=lambda text: None, recipe=recipe)
+    assert all(f"experiment=driving/{recipe}" in command for command in trained)
+    assert sorted(word for command in trained for word in command if word.startswith("seed=")) == ["seed=0", "seed=1"]
     said = capsys.readouterr().out
     assert f"share that holds: {1.0 if expected == 'yes' else 2 / 3:.4g}; at least 1: {expected}" in said
     assert "the expert's accuracy: 0.995; at least 0.99: yes" in said
-    written = json.loads((tmp_path / "driving.json").read_text())
+    (path,) = tmp_path.iterdir()
+    assert path.name == {"ppo": "driving.json", "sac_lq": "driving_sac_lq.json"}[recipe]
+    written = json.loads(path.read_text())
     assert written["results"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent)
     by_layout = written["results"]["by_layout"]
     assert by_layout["merge"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent / 2)
