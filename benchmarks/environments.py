@@ -53,20 +53,25 @@ def main(arguments: list[str], say: Say) -> int:
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.options) - set(options()):
         parser.error(f"no such environment: {min(unknown)}")
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     failed = False
     for option in [] if chosen.table else chosen.options or options():
         say(option)
+        row = _kept().get(option, {})
         try:
             for part in _parts(option, chosen):
-                kept[option] = {"ends_by": "either"} | kept.get(option, {}) | part
-                check_ends(**kept[option])
+                row = {"ends_by": "either"} | row | part
+                check_ends(**row)
         except (ConfigError, Failed) as error:
             failed = True
             print(f"{option}: not measured: {error}", file=sys.stderr)
-        KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
-    DOCS.write_text(with_table(DOCS.read_text(), kept))
+        if row:  # another process may have kept rows meanwhile
+            KEPT.write_text(json.dumps(dict(sorted((_kept() | {option: row}).items())), indent=1) + "\n")
+    DOCS.write_text(with_table(DOCS.read_text(), _kept()))
     return int(failed)
+
+
+def _kept() -> dict[str, Any]:
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
 
 
 def with_table(text: str, kept: dict[str, Any]) -> str:
