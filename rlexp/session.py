@@ -19,6 +19,7 @@ from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
 from rlexp.sameness import must, pack_key
 from rlexp.storage import rundir, store
+from rlexp.together import refused_by_all
 from rlexp.training import between, host, memory
 from rlexp.training.evaluate import episode_means
 from rlexp.training.loop import Diverged, Member, Resume, train_pack
@@ -77,7 +78,7 @@ def prepare(
     else:
         connect(config, num_members)
         distributed.agree(_shared(node))
-    with distributed.together():
+    with refused_by_all():
         return _prepared(node, config, modules, resume_dir, elsewhere, num_members, pack)
 
 

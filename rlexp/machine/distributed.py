@@ -8,12 +8,9 @@ A process that dies is noticed at once where the others wait for it in a collect
 """
 
 import atexit
-import contextlib
 import ctypes
 import functools
 import ipaddress
-import itertools
-import json
 import os
 import platform
 import re
@@ -22,25 +19,23 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import cache_key
-from jax._src import distributed as _distributed
 from jax.experimental import multihost_utils
 
 from rlexp.config import ConfigError, ProcessesConfig
 from rlexp.storage import store
+from rlexp.together import of_everyone
 from rlexp.types import PyTree
 
 _AGREE_S = 60  # that a process may be behind another
-_BUILT_S = 3600  # the same where each builds its run, and may read files; who dies is noticed earlier
 _SHUTDOWN_S = 10  # that a process which has ended waits for the others to end
 _last_word = threading.Lock()
-_calls = itertools.count()
 DIED = "most likely another process of this run died; start all of them again with resume=, which goes on from the last checkpoint"
 _LONGER_S = 30  # JAX waits so much longer than we do: its own end, after its own time, is SIGABRT and a stack trace
 
@@ -247,7 +242,7 @@ def agree(settings: Mapping[str, object]) -> None:
     global _agreed
     if jax.process_count() == 1:
         return
-    everyone = _of_everyone(settings, _AGREE_S)
+    everyone = of_everyone(settings, _AGREE_S)
     for i, theirs in enumerate(everyone):
         for path in sorted(everyone[0].keys() | theirs.keys()):
             if everyone[0].get(path) != theirs.get(path):
@@ -256,43 +251,6 @@ def agree(settings: Mapping[str, object]) -> None:
                     "a run are started with the same settings, but for processes.index"
                 )
     _agreed = True
-
-
-class _Told(ConfigError):
-    """What all processes have heard of."""
-
-
-@contextlib.contextmanager
-def together() -> Iterator[None]:
-    """What one process refuses, all refuse, in its words, and none waits for it. All must come here, within another one too.
-
-    Raises:
-      ConfigError: that of the first process that has one.
-    """
-    said, cause = None, None
-    try:
-        yield
-    except _Told:
-        raise
-    except ConfigError as error:
-        said, cause = str(error), error
-        if not jax.distributed.is_initialized():
-            raise
-    if jax.distributed.is_initialized():
-        first = next((text for text in _of_everyone(said, _BUILT_S) if text is not None), None)
-        if first is not None:
-            raise _Told(first) from cause
-
-
-def _of_everyone(value: Any, timeout_s: int) -> list[Any]:
-    """What each process gives, by JSON. All must call it at the same place; devices and collectives are left alone."""
-    client = _distributed.global_state.client
-    assert client is not None
-    place = f"rlexp/told/{next(_calls)}"
-    client.key_value_set(f"{place}/{jax.process_index()}", json.dumps(value, sort_keys=True, default=str))
-    return [
-        json.loads(client.blocking_key_value_get(f"{place}/{i}", 1000 * timeout_s)) for i in range(jax.process_count())
-    ]
 
 
 def any_of(*flags: bool, after: PyTree = ()) -> list[bool]:

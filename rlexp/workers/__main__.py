@@ -7,6 +7,7 @@ environments are reset, and the half unroll of before is gone. It ends with the 
 has found no server for `--patience`.
 """
 
+import argparse
 import enum
 import os
 import queue
@@ -22,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from rlexp import endings
 from rlexp.config import Part, load_module, parse, schema
 from rlexp.workers import meeting, wire
 from rlexp.workers.meeting import Note
@@ -56,7 +56,7 @@ class Refused(RuntimeError):
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0 at the end of the run, 1 with a line that says what is wrong."""
-    parser = endings.Parser(prog="python -m rlexp.workers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m rlexp.workers", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("index", type=int)
     parser.add_argument("--parent", type=int, help="end with this process")

@@ -7,17 +7,22 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rlexp.config import ConfigError, nearest
-from rlexp.endings import Parser
 from rlexp.envs.driving.scenario import KINDS
 from rlexp.envs.suites import imported
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"rlexp: {message}; --help shows what there is", file=sys.stderr)
+        sys.exit(2)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 2 bad input, after which nothing is left behind."""
-    parser = Parser(prog="python -m rlexp.envs.womd", description=__doc__)
+    parser = _Parser(prog="python -m rlexp.envs.womd", description=__doc__)
     parser.add_argument("folder", type=Path, help="is made; nothing may be there")
     parser.add_argument("--num", type=_whole(1, 2**31), default=100, help="records")
     parser.add_argument("--files", type=_whole(1, 100_000), default=4, help="that they are spread over")

@@ -25,7 +25,7 @@ from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, MAX_CURVATURE, Ego,
 from rlexp.envs.womd import features, scenes, tfrecord
 from rlexp.envs.womd.draw import drawer
 from rlexp.envs.womd.scenes import NUM_STEPS, Scene, Sizes
-from rlexp.machine import distributed
+from rlexp.together import refused_by_all
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
 
 
@@ -160,7 +160,7 @@ def pool(path: str | None, most: int, sizes: Sizes, speed_limit: float) -> Scene
 def _read(path: str, stamps: tuple, most: int, sizes: Sizes, speed_limit: float) -> Scene:
     del stamps  # files that have changed are read again
     processes, process = jax.process_count(), jax.process_index()
-    with distributed.together():
+    with refused_by_all():
         found = [
             scenes.scene_of(record, where, sizes, speed_limit=speed_limit)
             for _, where, record in features.read(path, process=process, processes=processes, most=most)
