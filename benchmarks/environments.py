@@ -191,10 +191,11 @@ def random_play(env: Env, *, num_envs: int, num_steps: int) -> Callable[[Any], t
 
         state, row = envs.reset(jax.random.split(key, num_envs))
         start = (state, row, jnp.zeros((num_envs,)), jnp.zeros((num_envs,), bool), jnp.zeros((2,), jnp.int32))
-        (_, _, total, over, ends), _ = jax.lax.scan(step, start, jax.random.split(key, num_steps))
-        return total, over, ends
+        (_, row, total, over, ends), _ = jax.lax.scan(step, start, jax.random.split(key, num_steps))
+        return (total, over, ends), row.obs
 
-    return jax.jit(play).lower(jax.random.key(0)).compile()
+    program = jax.jit(play).lower(jax.random.key(0)).compile()  # what is seen is not asked for, but has to be computed
+    return lambda key: program(key)[0]
 
 
 def _on_host(env: HostEnv, *, num_envs: int, num_steps: int) -> Callable[[Any], tuple[Any, Any, Any]]:
