@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+
 from benchmarks import environments
 from benchmarks.measure import Failed
 
@@ -22,3 +24,22 @@ def test_a_training_that_fails_is_told_and_loses_no_number(monkeypatch, tmp_path
     kept = json.loads(environments.KEPT.read_text())["probe/recall"]
     assert kept["ppo"] == 0.5 and kept["us_a_step"] > 0.0
     assert "| `probe/recall` | [1] | 2 choices | 9 | termination |" in environments.DOCS.read_text()
+
+
+def test_what_a_step_costs_has_the_cost_of_what_is_seen():
+    """A compiler leaves out what nobody asks for."""
+    seen = []
+    env = environments.made("probe/delayed_reward")
+
+    def looked_at(obs):
+        seen.append(1)
+        return obs
+
+    def step(*given):
+        state, row = env.step(*given)
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), row.obs)
+        return state, row._replace(obs=jax.pure_callback(looked_at, like, row.obs, vmap_method="sequential"))
+
+    play = environments.random_play(env._replace(step=step, batch=None), num_envs=2, num_steps=5)
+    jax.block_until_ready(play(jax.random.key(0)))
+    assert len(seen) == 2 * 5
