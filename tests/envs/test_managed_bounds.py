@@ -234,6 +234,7 @@ JOB = {"observations": [], "rewards": [], "terminations": [], "commands": [], "e
         ("observations", {"function": "a:b", "noise": {"function": "gaussian", "params": {"std": "params.z"}}}, ""),
         ("critic", {"function": "a:b", "modifiers": [{"function": "integrator", "params": {"dt": "params.z"}}]}, ""),
         ("commands", {"function": "choice", "params": {"values": 3}}, r"commands\.0\.params\.values: 3 is not allowed"),
+        ("commands", {"function": "choice", "params": 3}, r"commands\.0\.params: 3 is not allowed"),
         ("commands", {"function": "uniform", "params": {"low": 0, "high": ["params.z"]}}, ""),
         ("terminations", {"function": "time_out", "params": {"steps": "params.z"}}, ""),
         ("randomisation", wind("normal", mean=0, std="params.z"), ""),
@@ -252,6 +253,19 @@ def test_params_hold_before_a_world_is_made(world, kind, entry, said):
         draws = {"param": "z", "function": "uniform", "params": {"low": 0.5, "high": 1}}
         drawn = [*config.randomisation, draws]
         parse(node | {kind: [entry], "randomisation": drawn, "params": {"z": -1.0}}, managed.Config, "env")
+
+
+@pytest.mark.parametrize("function", [["uniform"], {"a": 1}, 3, None])
+def test_a_function_is_a_name(function):
+    for kind in ("observations", "commands", "randomisation"):
+        entry = {"function": function} | ({"param": "wind"} if kind == "randomisation" else {})
+        with pytest.raises(
+            ConfigError, match=rf"^env\.{kind}\.0\.function: .* is not allowed; expected a valid string"
+        ):
+            made(**{kind: [entry]})
+    noisy = {"function": "place", "noise": {"function": function}}
+    with pytest.raises(ConfigError, match=r"^env\.observations\.0\.noise\.function: .* is not allowed"):
+        made(observations=[noisy])
 
 
 def test_commands_may_last_as_long_as_steps_are_counted():

@@ -169,9 +169,11 @@ def check(path: str, entries: Any, functions: Mapping[str, Callable], given: int
     if isinstance(entries, list):
         for i, entry in enumerate(entries):
             check(f"{path}.{i}", entry, functions, given, there)
-    elif isinstance(entries, Mapping) and entries.get("function") in functions and "module" not in entries:
-        params = parse({"params": entries.get("params", {})}, _Params, path)[0].params
-        found(entries["function"], params, functions, given, path, there)
+    elif isinstance(entries, Mapping) and "module" not in entries:
+        name = entries.get("function")
+        if isinstance(name, str) and name in functions:
+            params = parse({"params": entries.get("params", {})}, _Params, path)[0].params
+            found(name, params, functions, given, path, there)
 
 
 def found(
