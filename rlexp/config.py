@@ -144,6 +144,7 @@ Fraction = Annotated[Number, Field(ge=0, le=1)]
 
 
 def traced_type(kind: Any) -> GetPydanticSchema:
+    """Of Annotated[Any, …]: checked as `kind` where it is read, and any array for the type checker."""
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 

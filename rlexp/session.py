@@ -78,54 +78,41 @@ def prepare(
     else:
         connect(config, num_members)
         distributed.agree(_shared(node))
-    with refused_by_all():
-        return _prepared(node, config, modules, resume_dir, elsewhere, num_members, pack)
+    with refused_by_all(), _exit_told():
+        experiments.load_module(modules["logger"], "logger").check(config.logger)
+        checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
+        meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
+        experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"] if meta else None)
+        if experiment.on_host:
+            host.check(experiment)
+        for hook in between.of(config, modules):
+            hook.check(experiment, num_members)
+        if config.eval.video is not None:
+            from rlexp.modes import video
 
+            video.check(experiment)
+        if config.run == "record":
+            from rlexp.modes import record
 
-@_exit_told()
-def _prepared(
-    node: Mapping[str, Any],
-    config: Config,
-    modules: dict[str, str],
-    resume_dir: Path | None,
-    elsewhere: bool,
-    num_members: int,
-    pack: int,
-) -> Experiment:
-    experiments.load_module(modules["logger"], "logger").check(config.logger)
-    checkpoint = experiments.load_module(modules["checkpoint"], "checkpoint")
-    meta = checkpoint.latest_meta(store.checkpoints(resume_dir)) if resume_dir else None
-    experiment = experiments.build(node, parsed=(config, modules), num_shards=meta["num_shards"] if meta else None)
-    if experiment.on_host:
-        host.check(experiment)
-    for hook in between.of(config, modules):
-        hook.check(experiment, num_members)
-    if config.eval.video is not None:
-        from rlexp.modes import video
-
-        video.check(experiment)
-    if config.run == "record":
-        from rlexp.modes import record
-
-        record.check(experiment)
-    if config.run == "plan":
-        hardware.describe(config.hardware)
+            record.check(experiment)
+        if config.run == "plan":
+            hardware.describe(config.hardware)
+            return experiment
+        if experiment.on_host and config.run in ("train", "profile") and not elsewhere:
+            experiment.source_of(experiment.settings).check()
+        fits = pack_key(node), pack, hardware.machine_bytes()
+        if not elsewhere and fits not in _fits:  # of a pack it is asked again when that trains
+            memory.check(experiment, hardware.make(config.hardware), pack)
+            _fits.add(fits)
+        if meta and config.run == "train" and config.checkpoint.restore == "all":
+            check_same(meta["members"][0]["fingerprint"], experiment.fingerprint)
+            if experiment.total_updates < meta["update"]:
+                raise ConfigError(
+                    f"total_env_steps: {config.total_env_steps} is less than the {meta['env_steps']} that the checkpoint has"
+                )
+        if resume_dir and meta is None and config.resume != "auto":
+            raise ConfigError(f"resume: {str(resume_dir)!r} has no checkpoint that can be read")
         return experiment
-    if experiment.on_host and config.run in ("train", "profile") and not elsewhere:
-        experiment.source_of(experiment.settings).check()
-    fits = pack_key(node), pack, hardware.machine_bytes()
-    if not elsewhere and fits not in _fits:  # of a pack it is asked again when that trains
-        memory.check(experiment, hardware.make(config.hardware), pack)
-        _fits.add(fits)
-    if meta and config.run == "train" and config.checkpoint.restore == "all":
-        check_same(meta["members"][0]["fingerprint"], experiment.fingerprint)
-        if experiment.total_updates < meta["update"]:
-            raise ConfigError(
-                f"total_env_steps: {config.total_env_steps} is less than the {meta['env_steps']} that the checkpoint has"
-            )
-    if resume_dir and meta is None and config.resume != "auto":
-        raise ConfigError(f"resume: {str(resume_dir)!r} has no checkpoint that can be read")
-    return experiment
 
 
 def _shared(node: Mapping[str, Any], path: str = "") -> dict[str, Any]:

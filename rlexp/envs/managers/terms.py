@@ -303,8 +303,7 @@ def _checked(
             raise ConfigError(f"{path}.{key}: {name} takes no such param{nearest(key, takes) or '.'} {allowed}")
     if missing := [key for key, needed in takes.items() if needed and key not in params]:
         raise ConfigError(f"{path}.{missing[0]}: this key is missing; {name} needs it")
-    said = {p.name: p.annotation for p in parameters if p.name in params and _says(p.annotation)}
-    own = {key: numbers if _is_traced(annotation) else params for key, annotation in said.items()}
+    own = {p.name: numbers if _is_traced(p.annotation) else params for p in parameters if _says(p.annotation)}
     node = {key: values[key] for key, values in own.items() if key in values}
     read = parse(node, _types(function, given, tuple(node)), path)[0]
     return {**params, **{key: x for key, x in vars(read).items() if not referred(params[key])}}

@@ -47,11 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _write(asked: Any) -> None:
     """Makes the folder, which has its name only once it is whole. Raises ConfigError and OSError."""
-    from rlexp.envs.womd import features, generate
+    from rlexp.envs.womd import features, generate, tfrecord
 
     folder: Path = asked.folder.absolute()
     if os.path.lexists(folder):
-        raise ConfigError(f"{str(asked.folder)!r} is there already, and nothing is overwritten")
+        raise tfrecord.is_there(asked.folder)
     imported("google_crc32c", extra="womd")  # which writing needs
     made = generate.records(tuple(asked.scenarios), asked.num, seed=asked.seed)
     first = next(path for path in (*reversed(folder.parents), folder) if not path.exists())  # of what is to be made

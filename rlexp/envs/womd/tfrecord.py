@@ -109,7 +109,7 @@ def write(path: Path, written: Iterable[bytes]) -> int:
     """
     crc32c = imported("google_crc32c", extra="womd").value
     if os.path.lexists(path):
-        raise _is_there(path)
+        raise is_there(path)
     partly, number = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}"), 0
     try:
         with partly.open("xb") as file:
@@ -133,14 +133,15 @@ def _named(partly: Path, path: Path) -> None:
     try:
         os.link(partly, path)
     except FileExistsError as error:
-        raise _is_there(path) from error
+        raise is_there(path) from error
     except OSError:  # a file system without links
         if os.path.lexists(path):
-            raise _is_there(path) from None
+            raise is_there(path) from None
         partly.rename(path)
 
 
-def _is_there(path: Path) -> ConfigError:
+def is_there(path: Path) -> ConfigError:
+    """What is said of a place that is taken."""
     return ConfigError(f"{str(path)!r} is there already, and nothing is overwritten")
 
 
