@@ -6,8 +6,10 @@ many whole episodes with each driver, on layouts and starts of its own. Interval
 
 import dataclasses
 import itertools
+import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
 from scipy import stats
 
 import rlexp
-from benchmarks.measure import BENCH, Sample, Say, run, table, verdict, write
+from benchmarks.measure import BENCH, ROOT, Sample, Say, run, table, verdict, write
 from rlexp.envs.base import Env
 from rlexp.envs.driving import drivers, world
 from rlexp.envs.driving.scenario import KINDS
@@ -33,6 +36,7 @@ from rlexp.types import TimeStep
 RECIPES = ("ppo", "ppo_lq", "sac", "sac_lq")
 EPISODES, OF_A_KIND = 2_048, 512  # of a driver and seed, on all kinds of layout and on each
 TIMEOUT_S = 3 * 3600
+SECONDS = "seconds.txt"  # in a run's directory, once it has finished
 SEEN, UNSEEN = 100_000, 10_000  # layouts
 METRICS = ("accuracy", "collision", "off_road", "run_red_light", "progress_ratio", "score")
 PUBLISHED = 0.974  # V-Max's accuracy, on recorded traffic (Charraut et al. 2025): an aim, not a peer
@@ -59,10 +63,16 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
     players: dict[str, dict[str, Callable]] = {}  # by kind of layout, or "all"
 
     def train(seed: int) -> float:
-        where = _place(recipe, seed)
+        where, overrides = _place(recipe, seed), [*common, f"seed={seed}"]
+        if (seconds := _trained(where, overrides)) is not None:
+            say(f"  seed {seed}: trained before, by this commit and these settings")
+            return seconds
         shutil.rmtree(where, ignore_errors=True)
-        command = [sys.executable, "-m", "rlexp", *common, f"seed={seed}", quoted("hydra.run.dir", str(where))]
-        return run(command, timeout_s=TIMEOUT_S)[1]
+        seconds = run(
+            [sys.executable, "-m", "rlexp", *overrides, quoted("hydra.run.dir", str(where))], timeout_s=TIMEOUT_S
+        )[1]
+        (where / SECONDS).write_text(f"{seconds}\n")
+        return seconds
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a training of this world keeps little more than a core busy
         trainings = list(pool.map(train, range(rounds)))
@@ -111,6 +121,18 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
         samples=samples | {f"{kind}, {name}": apart[kind][name] for kind, name in itertools.product(KINDS, BY_LAYOUT)},
         results=results | {"by_layout": by_layout, "better": better},
     )
+
+
+def _trained(where: Path, overrides: list[str]) -> float | None:
+    """How long it took, of a training that another call of this part finished: hours of them may be spread over calls."""
+    try:
+        seconds = float((where / SECONDS).read_text())
+        by = json.loads((where / "environment.json").read_text())["git"]
+    except FileNotFoundError:
+        return None
+    told = yaml.safe_load((where / "overrides.yaml").read_text())
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    return seconds if by == {"commit": commit, "dirty": False} and told == overrides else None
 
 
 def _place(recipe: str, seed: int) -> Path:

@@ -1,10 +1,12 @@
 """The table of drivers: its intervals, and that it is told where a driver is out of order."""
 
 import json
+import subprocess
 
 import jax
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks import driving
 
@@ -39,16 +41,24 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
         algorithm = type("A", (), {"policy": staticmethod(lambda state, explore: None)})
 
     trained = []
-    monkeypatch.setattr(driving, "run", lambda command, timeout_s: trained.append(command) or ("", 1.0))
+
+    def train(command, timeout_s):
+        (seed,) = (int(word.partition("=")[2]) for word in command if word.startswith("seed="))
+        driving._place(recipe, seed).mkdir(parents=True)
+        trained.append(command)
+        return "", 1.0
+
+    monkeypatch.setattr(driving, "BENCH", tmp_path / "bench")
+    monkeypatch.setattr(driving, "run", train)
     monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
     monkeypatch.setattr(driving, "_players", players)
-    driving.measure(tmp_path, rounds=2, quick=False, say=lambda text: None, recipe=recipe)
+    driving.measure(tmp_path / "out", rounds=2, quick=False, say=lambda text: None, recipe=recipe)
     assert all(f"experiment=driving/{recipe}" in command for command in trained)
     assert sorted(word for command in trained for word in command if word.startswith("seed=")) == ["seed=0", "seed=1"]
     said = capsys.readouterr().out
     assert f"share that holds: {1.0 if expected == 'yes' else 2 / 3:.4g}; at least 1: {expected}" in said
     assert "the expert's accuracy: 0.995; at least 0.99: yes" in said
-    (path,) = tmp_path.iterdir()
+    (path,) = (tmp_path / "out").iterdir()
     assert path.name == {"ppo": "driving.json", "sac_lq": "driving_sac_lq.json"}[recipe]
     written = json.loads(path.read_text())
     assert written["results"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent)
@@ -56,3 +66,20 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
     assert by_layout["merge"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent / 2)
     assert by_layout["crossing"]["idm"]["accuracy"]["mean"] == 0.8
     assert [len(samples) for samples in written["samples"].values()] == [2] * (5 + 2 * 5)
+
+
+def test_a_training_is_kept_only_of_this_commit_and_these_settings(tmp_path):
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=driving.ROOT, text=True).strip()
+    overrides = ["experiment=driving/sac", "seed=1"]
+
+    def trained(commit=commit, dirty=False, told=overrides):
+        (tmp_path / "environment.json").write_text(json.dumps({"git": {"commit": commit, "dirty": dirty}}))
+        (tmp_path / "overrides.yaml").write_text(yaml.safe_dump(told))
+        return driving._trained(tmp_path, overrides)
+
+    assert trained() is None  # it has not finished
+    (tmp_path / driving.SECONDS).write_text("12.5\n")
+    assert trained() == 12.5
+    assert trained(commit="0" * 40) is None
+    assert trained(dirty=True) is None
+    assert trained(told=["experiment=driving/sac", "seed=2"]) is None
