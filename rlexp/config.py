@@ -333,9 +333,9 @@ def _read_modules(node: Any, path: str, modules: dict[str, str]) -> Any:
     if not isinstance(node, Mapping):
         return node
     values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
-    name = values.get("module")
-    if name is None:
+    if "module" not in values:
         return values
+    name = values["module"]
     cls = load_module(name, path).Config
     modules[path] = name
     if "module" not in {f.name for f in dataclasses.fields(cls)}:

@@ -117,7 +117,7 @@ def _observed(moment: Moment, name: Text | None = None) -> jax.Array:
 
 
 def _metric(moment: Moment, name: Text) -> jax.Array:
-    return moment.state.metrics[known(name, moment.state.metrics, "metric")]
+    return moment.state.metrics[known(name, moment.state.metrics, "metric", param="name")]
 
 
 FUNCTIONS: Functions = {

@@ -127,12 +127,17 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
             sticks = drawn & ~state.first & _allowed(spec, state.stack, state.action)
             action = _where(sticks, state.action, action)
         inner, row = envs.step(state.inner, action)
-        for _ in range(config.action_repeat - 1):
+
+        def again(before: tuple[PyTree, TimeStep], _: None) -> tuple[tuple[PyTree, TimeStep], None]:
+            inner, row = before
             # What began or ended an episode is shown as it is, and so is what forbids the action.
             over = row.last | row.first | ~_allowed(spec, row.obs, action)
             after, next_row = envs.step(inner, action)
             added = next_row._replace(reward=row.reward + next_row.reward)
-            inner, row = _where(over, inner, after), _where(over, row, added)
+            return (_where(over, inner, after), _where(over, row, added)), None
+
+        if config.action_repeat > 1:
+            (inner, row), _ = jax.lax.scan(again, (inner, row), length=config.action_repeat - 1)
         reward = row.reward
         if config.reward_clip is not None:
             reward = jnp.clip(reward, -config.reward_clip, config.reward_clip)

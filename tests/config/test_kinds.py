@@ -89,6 +89,13 @@ def test_a_make_that_cannot_be_called_is_told(module, path):
     assert "; it is called as make(config" in line
 
 
+@pytest.mark.parametrize("path", CALLS)
+@pytest.mark.parametrize("name", [None, 5, ["rlexp"]])
+def test_a_module_that_is_no_name_is_told_by_itself(path, name):
+    """And not with all that stands beside it."""
+    assert told(put(node(), path, module=name)) == f"{path}.module: {name!r} is not the name of a Python module"
+
+
 def test_a_make_may_take_whatever_it_is_given(module):
     given = node()
     for path in CALLS:

@@ -34,6 +34,7 @@ OWN: dict[str, Any] = {
     "curriculum": [],
     "params": {},
 }
+NO_METRIC = {"metric": "reward/ner", "above": 1, "step": 1, "low": 0, "high": 1}
 
 
 def made(**changes: Any):
@@ -284,7 +285,15 @@ def test_it_trains_in_the_driving_world(tmp_path):
         ({"observations": [{"function": "place", "scale": [1, 2, 3]}]}, r"0\.scale: .* which has shape \[2\]"),
         (
             {"observations": [{"function": "command", "params": {"name": "v"}}]},
-            r"0: command cannot be .*no command 'v'",
+            r"^env\.observations\.0\.params\.name: there is no command 'v'\. Allowed: none",
+        ),
+        (
+            {"curriculum": [{"param": "wind", "function": "by_metric", "params": NO_METRIC}]},
+            r"^env\.curriculum\.0\.params\.metric: there is no metric 'reward/ner'; did you mean \"reward/near\"",
+        ),
+        (
+            {"events": [{"function": "push", "mode": "startup", "params": {"size": 0.1}}]},
+            r"^env\.events\.0: .* cannot be .*; of mode: startup it is given \(key, env\.params\)",
         ),
         (
             {"observations": [{"function": "place", "noise": {"function": "gausian"}}]},

@@ -301,7 +301,8 @@ def test_a_command_that_is_not_there_is_told_with_the_nearest():
     call = found("follow_speed", {"command": "sped"}, DRIVING["rewards"], 1, "env.rewards.0")
     moment = MOMENT._replace(commands={"speed": jnp.ones(())})
     with pytest.raises(
-        ConfigError, match=r"^env\.rewards\.0: .*no command 'sped'; did you mean \"speed\"\? Allowed: spe"
+        ConfigError,
+        match=r"^env\.rewards\.0\.params\.command: there is no command 'sped'; did you mean \"speed\"\? Allowed: spe",
     ):
         call(moment, traced={})
 

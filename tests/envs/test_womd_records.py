@@ -278,22 +278,28 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_line(name, drives, tmp_path
     (tmp_path / "file").touch()
     assert main([str(tmp_path / name), "--num=1", "--files=1"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("rlexp: ") and said.count("\n") == 1 and f"{tmp_path / name}' cannot be made (" in said
+    assert (
+        said.startswith("rlexp.envs.womd: ")
+        and said.count("\n") == 1
+        and f"{tmp_path / name}' cannot be made (" in said
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     with pytest.raises(ConfigError, match=r"^env\.path: '.*' (cannot be looked for|is not there)"):
         tfrecord.files(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("error", [OverflowError, KeyboardInterrupt, ConfigError, OSError])
-def test_whatever_stops_the_command_it_leaves_nothing_behind(error, drives, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code"), [(OverflowError, 1), (KeyboardInterrupt, None), (ConfigError, 2), (OSError, 2)]
+)
+def test_whatever_stops_the_command_it_leaves_nothing_behind(error, code, drives, tmp_path, monkeypatch):
     def breaks(kinds, num, *, seed):
         yield drives[0]
         raise error("stopped")
 
     monkeypatch.setattr(generate, "records", breaks)
     arguments = [str(tmp_path / "made" / "here"), "--num=2", "--files=2"]
-    if error in (ConfigError, OSError):
-        assert main(arguments) == 2
+    if code is not None:
+        assert main(arguments) == code
     else:
         with pytest.raises(error, match="stopped"):
             main(arguments)

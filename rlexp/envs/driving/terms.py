@@ -44,7 +44,7 @@ def _cars(moment: Moment, number: Annotated[Count, Field(le=NUM_LANES * CARS)] =
 
 def _follow_speed(moment: Moment, command: Text, std: TracedPositive = 1.0) -> Float[Array, ""]:
     """1 at the speed that the command says, m/s, and less beside it: exp(-(difference / std)²)."""
-    wanted = moment.commands[known(command, moment.commands, "command")]
+    wanted = moment.commands[known(command, moment.commands, "command", param="command")]
     return jnp.exp(-jnp.square((moment.state.ego.speed - wanted) / std))
 
 

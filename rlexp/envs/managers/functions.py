@@ -29,6 +29,14 @@ _Inputs = Annotated[Any, traced_type(Annotated[list[Number], Field(min_length=1,
 _Outputs = Annotated[Any, traced_type(Annotated[list[Number], Field(max_length=_MEMORY)])]
 
 
+class NotThere(ValueError):
+    """What a param names is not there, which shows only as it is computed. `terms.found` tells it as a ConfigError."""
+
+    def __init__(self, param: str, told: str):
+        super().__init__(told)
+        self.param = param
+
+
 class Stateful(NamedTuple):
     """A modifier that remembers something of the episode."""
 
@@ -44,7 +52,7 @@ def _last_action(moment: Moment) -> jax.Array:
 
 
 def _command(moment: Moment, name: Text) -> jax.Array:
-    return moment.commands[known(name, moment.commands, "command")]
+    return moment.commands[known(name, moment.commands, "command", param="name")]
 
 
 def _time_left(moment: Moment) -> jax.Array:
@@ -173,7 +181,7 @@ def _by_metric(
     back: TracedNonNegative = 0.0,
 ) -> jax.Array:
     """`step` further after an episode whose metric is at least `above`, else `back` towards where it came from."""
-    good = ended.told[known(metric, ended.told, "metric")] >= above
+    good = ended.told[known(metric, ended.told, "metric", param="metric")] >= above
     return jnp.clip(value + jnp.where(good, step, -jnp.sign(step) * back), low, high)
 
 
@@ -215,10 +223,9 @@ def operate(x: Any, drawn: Any, operation: Operation) -> Any:
     return drawn
 
 
-def known(name: str, there: Mapping[str, Any], what: str) -> str:
-    """The name, where there is such a thing. Raises ValueError, which `terms.found` tells as a ConfigError."""
+def known(name: str, there: Mapping[str, Any], what: str, *, param: str) -> str:
+    """The name, where there is such a thing. Raises NotThere."""
     if name not in there:
-        raise ValueError(
-            f"there is no {what} {name!r}{nearest(name, there) or '.'} Allowed: {', '.join(there) or 'none'}"
-        )
+        told = f"there is no {what} {name!r}{nearest(name, there) or '.'} Allowed: {', '.join(there) or 'none'}"
+        raise NotThere(param, told)
     return name

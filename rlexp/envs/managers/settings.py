@@ -45,7 +45,10 @@ class Changes:
         once = [term for term in self._randomisation if term.config.mode == "startup"]
         changed, owners = dict[str, jax.Array](), dict(self._owners)
         for term in self._startup:
-            told = term.call(stream(key, term.kind, term.name), base, traced=base)
+            try:
+                told = term.call(stream(key, term.kind, term.name), base, traced=base)
+            except ConfigError as error:  # such as of one that changes the world's state
+                raise ConfigError(f"{error}; of mode: startup it is given (key, env.params)") from error
             if not isinstance(told, Mapping):
                 raise ConfigError(
                     f"{term.path}: {term.name} gives no settings; expected {{name: number}} of mode: startup"

@@ -7,22 +7,19 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from rlexp import endings
 from rlexp.config import ConfigError, nearest
 from rlexp.envs.driving.scenario import KINDS
 from rlexp.envs.suites import imported
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"rlexp: {message}; --help shows what there is", file=sys.stderr)
-        sys.exit(2)
+_PROGRAM = "rlexp.envs.womd"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code: 0 done, 2 bad input, after which nothing is left behind."""
-    parser = _Parser(prog="python -m rlexp.envs.womd", description=__doc__)
+    """The exit code, as `endings` has it; whatever stops it, nothing is left behind."""
+    parser = endings.Parser(prog=f"python -m {_PROGRAM}", description=__doc__)
     parser.add_argument("folder", type=Path, help="is made; nothing may be there")
     parser.add_argument("--num", type=_whole(1, 2**31), default=100, help="records")
     parser.add_argument("--files", type=_whole(1, 100_000), default=4, help="that they are spread over")
@@ -33,12 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         _write(asked)
-    except OSError as error:
-        print(f"rlexp: {str(asked.folder)!r} cannot be made ({error.strerror})", file=sys.stderr)
-        return 2
-    except ConfigError as error:
-        print(f"rlexp: {error}", file=sys.stderr)
-        return 2
+    except Exception as error:
+        if isinstance(error, OSError):
+            error = ConfigError(f"{str(asked.folder)!r} cannot be made ({error.strerror})")
+        return endings.told(error, program=_PROGRAM)
     print(
         f"{asked.num} records in {asked.files} files: {asked.folder}\ntry them: rlexp env=womd env.path={asked.folder}"
     )
