@@ -7,12 +7,10 @@ many whole episodes with each driver, on layouts and starts of its own. Interval
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +72,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
         (where / SECONDS).write_text(f"{seconds}\n")
         return seconds
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a training of this world keeps little more than a core busy
-        trainings = list(pool.map(train, range(rounds)))
-    for seed, seconds in enumerate(trainings):
+    for seed in range(rounds):
+        seconds = train(seed)
         agent = rlexp.load(_place(recipe, seed))
         players = players or {"all": _players(agent, episodes, "all")} | {
             kind: _players(agent, of_kind, kind) for kind in KINDS
