@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ import yaml
 from scipy import stats
 
 import rlexp
-from benchmarks.measure import BENCH, ROOT, Sample, Say, run, table, verdict, write
+from benchmarks.measure import BENCH, Sample, Say, run, table, verdict, write
 from rlexp.envs.base import Env
 from rlexp.envs.driving import drivers, world
 from rlexp.envs.driving.scenario import KINDS
@@ -29,6 +28,7 @@ from rlexp.envs.driving.vehicle import MAX_ACCELERATION, MAX_CURVATURE
 from rlexp.loading import Agent
 from rlexp.overrides import quoted
 from rlexp.sources.rollout import clip_action
+from rlexp.storage import rundir
 from rlexp.types import TimeStep
 
 RECIPES = ("ppo", "ppo_lq", "sac", "sac_lq")
@@ -128,8 +128,8 @@ def _trained(where: Path, overrides: list[str]) -> float | None:
     except FileNotFoundError:
         return None
     told = yaml.safe_load((where / "overrides.yaml").read_text())
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
-    return seconds if by == {"commit": commit, "dirty": False} and told == overrides else None
+    now = rundir.git_state()
+    return seconds if now and not now["dirty"] and (by, told) == (now, overrides) else None
 
 
 def _place(recipe: str, seed: int) -> Path:

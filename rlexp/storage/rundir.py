@@ -283,7 +283,7 @@ def describe(
         "system": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
-        "git": _git(),
+        "git": git_state(),
     }
     described = {"run_id": run_id, **start, "config_sha256": _sha256(text), "starts": [*known["starts"], start]}
     write_json(run_dir / "environment.json", described)
@@ -374,7 +374,7 @@ def _version(package: str) -> str | None:
 
 
 @functools.cache  # as it was when the code was read, however long a sweep takes
-def _git() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Commit of the code that runs, and whether it was changed since; None outside a repository."""
 
     def git(*args: str) -> str:

@@ -1,7 +1,6 @@
 """The table of drivers: its intervals, and that it is told where a driver is out of order."""
 
 import json
-import subprocess
 
 import jax
 import numpy as np
@@ -68,11 +67,12 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
     assert [len(samples) for samples in written["samples"].values()] == [2] * (5 + 2 * 5)
 
 
-def test_a_training_is_kept_only_of_this_commit_and_these_settings(tmp_path):
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=driving.ROOT, text=True).strip()
+def test_a_training_is_kept_only_of_this_commit_and_these_settings(tmp_path, monkeypatch):
+    now = {"commit": "1" * 40, "dirty": False}
+    monkeypatch.setattr(driving.rundir, "git_state", lambda: now)
     overrides = ["experiment=driving/sac", "seed=1"]
 
-    def trained(commit=commit, dirty=False, told=overrides):
+    def trained(commit=now["commit"], dirty=False, told=overrides):
         (tmp_path / "environment.json").write_text(json.dumps({"git": {"commit": commit, "dirty": dirty}}))
         (tmp_path / "overrides.yaml").write_text(yaml.safe_dump(told))
         return driving._trained(tmp_path, overrides)
@@ -83,3 +83,5 @@ def test_a_training_is_kept_only_of_this_commit_and_these_settings(tmp_path):
     assert trained(commit="0" * 40) is None
     assert trained(dirty=True) is None
     assert trained(told=["experiment=driving/sac", "seed=2"]) is None
+    now["dirty"] = True  # the code was changed since
+    assert trained() is None and trained(dirty=True) is None

@@ -30,9 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         _write(asked)
+    except OSError as error:
+        why = ConfigError(f"{str(asked.folder)!r} cannot be made ({error.strerror})")
+        return endings.told(why, program=_PROGRAM)
     except Exception as error:
-        if isinstance(error, OSError):
-            error = ConfigError(f"{str(asked.folder)!r} cannot be made ({error.strerror})")
         return endings.told(error, program=_PROGRAM)
     print(
         f"{asked.num} records in {asked.files} files: {asked.folder}\ntry them: rlexp env=womd env.path={asked.folder}"
