@@ -53,7 +53,7 @@ class Config:
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
     normalize_observations: Normalised
-    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
+    """Scale float observations by their running mean and deviation; rows: but for rows of zeros, which stay so."""
     lr_scaling: Literal["none", "sqrt", "linear"]
     """Scales lr by num_envs / base_num_envs, or its root."""
     base_num_envs: Count

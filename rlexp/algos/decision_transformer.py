@@ -82,7 +82,7 @@ class Config:
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
     normalize_observations: Normalised
-    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
+    """Scale float observations by their running mean and deviation; rows: but for rows of zeros, which stay so."""
     source: Part
     hp: Hp
 

@@ -96,7 +96,7 @@ class Config:
     source: Part
     hp: Hp
     normalize_observations: Normalised = False
-    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
+    """Scale float observations by their running mean and deviation; rows: but for rows of zeros, which stay so."""
     duelling: Flag = False
     """Two streams after the network, what a state is worth and what each action adds to it."""
     value: Literal["expected", "categorical"] = "expected"

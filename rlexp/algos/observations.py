@@ -28,8 +28,8 @@ def normalised_observations(algorithm: Algorithm, spec: PyTree, how: bool | Lite
 
     Args:
       spec: shapes and types of an observation; what is no floating number is left as it is.
-      how: "rows": the rows of a leaf [..., F] have their mean and deviation in common, and one of nothing but zeros, which
-        says that nothing is there, is left out and stays as it is. False: as they are.
+      how: "rows": a row of a leaf [..., F] of nothing but zeros, which says that nothing is there, is left out and stays as
+        it is. False: as they are.
     """
     if not how:
         return algorithm

@@ -84,7 +84,7 @@ class Config:
     """Of continuous actions: the deviation that the Gaussian begins with, learnt from there on; in halves of the bounds where they
     are given entry by entry, before the tanh where one squashes."""
     normalize_observations: Normalised
-    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
+    """Scale float observations by their running mean and deviation; rows: but for rows of zeros, which stay so."""
     normalize_rewards: Flag = False
     """Scale rewards by the running deviation of the discounted returns, before hp.reward_scale."""
     normalize_advantages: Flag

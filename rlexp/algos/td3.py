@@ -73,7 +73,7 @@ class Config:
     source: Part
     hp: Hp
     normalize_observations: Normalised = False
-    """Scale float observations by their running mean and deviation; rows: those of all rows that are not of zeros together."""
+    """Scale float observations by their running mean and deviation; rows: but for rows of zeros, which stay so."""
 
     def __post_init__(self) -> None:
         common.one_setting(self, num_updates="num_updates")

@@ -1,14 +1,15 @@
-"""Latent queries: an encoder of sets, such as the cars and lanes that are seen, by attention.
+"""Latent queries: an encoder of rows, such as the cars and lanes that are seen, by attention.
 
 After Perceiver (Jaegle et al. 2021, arXiv:2103.03206), in the form that V-Max calls LQ (Charraut et al. 2025,
 arXiv:2503.08388): a few learnt vectors, the latents, ask all tokens of the observation once, and then each other in every layer:
 
     z <- z + attention(z, tokens),  then `layers` times  z <- z + attention(z, z),  each followed by  z <- z + dense(z)
 
-normalised before each is entered. A row of a leaf [..., F] is a token; leaves have an embedding of their own, which also says
-to a token of which leaf it is. A row of nothing but zeros is not seen: so an environment says that nothing is there.
-`algo.normalize_observations=rows` leaves it so; with true it is none of zeros any more. Deviation: all layers have weights of
-their own.
+normalised before each is entered. A row of a leaf [..., F] is a token; leaves have an embedding of their own, and rows a learnt
+vector that is added to it: so a token tells of which leaf it is, and which of its rows, such as the route's point 10 m ahead or
+the nearest car. A row of nothing but zeros is not seen: so an environment says that nothing is there.
+`algo.normalize_observations=rows` leaves it so, and scales each row by itself; with true it is none of zeros any more.
+Deviation: all layers have weights of their own.
 """
 
 import math
@@ -75,8 +76,7 @@ class LatentQuery(nn.Module):
         leading = seen[0].shape[: seen[0].ndim - len(self.observation[0].shape)]
         rows = [_rows(leaf, struct) for leaf, struct in zip(seen, self.observation, strict=True)]
         there = jnp.concatenate([jnp.any(x != 0, axis=-1) for x in rows], axis=1)  # [N, S]
-        before_gelu = gain(self.initialiser)
-        tokens = [self._dense(self.units, before_gelu, f"leaf_{i}")(x.astype(self.dtype)) for i, x in enumerate(rows)]
+        tokens = [self._token(x, f"leaf_{i}") for i, x in enumerate(rows)]
         tokens = layer_norm(nn.gelu(jnp.concatenate(tokens, axis=1)))
         start = self.param("latents", nn.initializers.normal(0.02), (self.latents, self.units), jnp.float32)
         x = jnp.broadcast_to(start.astype(self.dtype), (tokens.shape[0], *start.shape))
@@ -88,6 +88,10 @@ class LatentQuery(nn.Module):
 
     def _dense(self, units: int, scale: float, name: str) -> Dense:
         return Dense(units, scale, self.dtype, name=name, initialiser=self.initialiser)
+
+    def _token(self, rows: Float[Array, "N R F"], leaf: str) -> Float[Array, "N R D"]:
+        place = self.param(f"{leaf}_places", nn.initializers.normal(1.0), (rows.shape[1], self.units), jnp.float32)
+        return self._dense(self.units, gain(self.initialiser), leaf)(rows.astype(self.dtype)) + place.astype(self.dtype)
 
     def _asked(
         self, x: Float[Array, "N L D"], tokens: Float[Array, "N S D"] | None, there: Bool[Array, "N S"], name: str

@@ -234,12 +234,14 @@ def test_orthogonal_decomposes_one_matrix_after_the_other_under_vmap():
 
 
 @pytest.mark.slow
-def test_lq_sees_sets_and_no_row_of_zeros():
+def test_lq_sees_which_row_is_where_and_no_row_of_zeros():
     module, params = build("lq, sets"), any_params("lq, sets")
     obs = draw(SETS, 2)
     features = module.apply(params, obs)
     turned = obs | {"cars": obs["cars"][:, ::-1]}
-    np.testing.assert_allclose(module.apply(params, turned), features, atol=1e-5)
+    assert np.abs(module.apply(params, turned) - features).max() > 1e-3
+    turned_too = {"params": params["params"] | {"leaf_0_places": params["params"]["leaf_0_places"][::-1]}}
+    np.testing.assert_allclose(module.apply(turned_too, turned), features, atol=1e-5)
     fewer = obs | {"cars": obs["cars"].at[:, 2].set(0.0)}
     assert np.abs(module.apply(params, fewer) - features).max() > 1e-3
     bias = {"params": params["params"] | {"leaf_0": jax.tree.map(lambda x: x + 1.0, params["params"]["leaf_0"])}}

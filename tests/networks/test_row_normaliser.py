@@ -1,4 +1,6 @@
-"""The normaliser of rows, against NumPy over all rows that are there at once."""
+"""The normaliser of rows, against NumPy over all observations at once in which a row is there."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +40,9 @@ update = jax.jit(lambda obs, valid: row_normaliser.update(row_normaliser.init(SP
 
 
 def rows_of(name, x):
-    """Those that are there, [N, F]."""
-    rows = np.asarray(x, np.float64).reshape(-1, *SPEC[name].shape[-1:])
-    return rows[np.any(rows.reshape(len(rows), -1) != 0, axis=1)]
+    """[N, R, F]."""
+    shape = SPEC[name].shape or (1,)
+    return np.asarray(x, np.float64).reshape(-1, math.prod(shape[:-1]), shape[-1])
 
 
 @pytest.fixture(scope="module")
@@ -51,29 +53,55 @@ def after_three():
         norms = jax.jit(row_normaliser.update)(norms, obs, valid)
         for name in FLOATS:
             seen[name].append(rows_of(name, obs[name][valid > 0]))
-    return dict(zip(sorted(SPEC), norms, strict=True)), {name: np.concatenate(x) for name, x in seen.items()}
+    return dict(zip(sorted(SPEC), norms, strict=True)), {name: there(np.concatenate(x)) for name, x in seen.items()}
+
+
+def there(rows):
+    """Of each place the rows that are there, [N of its own, F]."""
+    return [x[np.any(x != 0, axis=-1)] for x in rows.swapaxes(0, 1)]
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_statistics_are_of_the_rows_that_are_there(name, after_three):
+def test_statistics_are_of_each_place_over_the_rows_that_are_there(name, after_three):
     norms, seen = after_three
-    norm, rows = norms[name], seen[name]
-    assert norm.count == len(rows) > 0
-    np.testing.assert_allclose(norm.mean, rows.mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(norm.m2 / norm.count, rows.var(axis=0), rtol=1e-4)
+    norm = norms[name]
+    np.testing.assert_array_equal(norm.count, [len(x) for x in seen[name]])
+    assert min(norm.count) > 0
+    np.testing.assert_allclose(norm.mean, [x.mean(axis=0) for x in seen[name]], rtol=1e-5)
+    np.testing.assert_allclose(norm.m2 / norm.count[:, None], [x.var(axis=0) for x in seen[name]], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_rows_are_scaled_alike_wherever_they_stand_and_rows_of_zeros_stay(name, after_three):
+def test_rows_are_scaled_by_the_statistics_of_their_place_and_rows_of_zeros_stay(name, after_three):
     norms, seen = after_three
     obs = jax.tree.map(jnp.asarray, rollout(7)[0])
     out = row_normaliser.normalise(tuple(norms[n] for n in sorted(SPEC)), obs)[name]
-    x = np.asarray(obs[name], np.float64)
-    expected = np.clip((x - seen[name].mean(axis=0)) / seen[name].std(axis=0), -10, 10)
-    there = np.any(x != 0, axis=-1, keepdims=True) if SPEC[name].shape else x != 0
-    assert 0 < there.mean() < 1
-    np.testing.assert_allclose(out, np.where(there, expected, 0.0), rtol=1e-4, atol=1e-5)
-    assert out.dtype == jnp.float32
+    x = rows_of(name, obs[name])
+    mean, deviation = (np.stack([f(rows, axis=0) for rows in seen[name]]) for f in (np.mean, np.std))
+    is_there = np.any(x != 0, axis=-1, keepdims=True)
+    assert 0 < is_there.mean() < 1
+    expected = np.where(is_there, np.clip((x - mean) / deviation, -10, 10), 0.0)
+    np.testing.assert_allclose(rows_of(name, out), expected, rtol=1e-4, atol=1e-5)
+    assert (out.dtype, out.shape) == (jnp.float32, obs[name].shape)
+
+
+def test_half_a_metre_is_seen_near_by_as_far_off():
+    """A near row that varies by a thousandth of what a far one does: with one deviation for both it would be 0."""
+    rng = np.random.default_rng(0)
+    near, far = rng.normal(5, 0.01, (*LEAD, 3)), rng.normal(50, 10, (*LEAD, 3))
+    obs = {"route": jnp.asarray(np.stack([near, far], axis=2), jnp.float32)}
+    norms = row_normaliser.init({"route": jax.ShapeDtypeStruct((2, 3), jnp.float32)})
+    seen = row_normaliser.normalise(row_normaliser.update(norms, obs, jnp.ones(LEAD)), obs)["route"]
+    np.testing.assert_allclose(seen.std(axis=(0, 1)), 1.0, rtol=1e-2)
+
+
+def test_a_row_that_never_changes_is_there_all_the_same():
+    present = np.random.default_rng(0).random(LEAD) < 0.5
+    obs = {"item": jnp.where(present[..., None, None], jnp.asarray([[1.0, 0.0, 0.5]]), 0.0)}
+    norms = row_normaliser.init({"item": jax.ShapeDtypeStruct((1, 3), jnp.float32)})
+    seen = row_normaliser.normalise(row_normaliser.update(norms, obs, jnp.ones(LEAD)), obs)["item"]
+    np.testing.assert_array_equal(np.any(seen != 0, axis=-1)[..., 0], present)
+    assert np.abs(seen).max() < 1e-2
 
 
 def test_what_is_no_floating_number_stays_and_has_no_statistics(after_three):
@@ -81,7 +109,8 @@ def test_what_is_no_floating_number_stays_and_has_no_statistics(after_three):
     obs = jax.tree.map(jnp.asarray, rollout(7)[0])
     out = row_normaliser.normalise(tuple(norms[n] for n in sorted(SPEC)), obs)
     for name in ("image", "action_mask"):
-        assert (norms[name].mean, norms[name].count) == (None, 0)
+        assert norms[name].mean is None
+        assert not norms[name].count.any()
         np.testing.assert_array_equal(out[name], obs[name], strict=True)
 
 
