@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from rlexp.config import ConfigError, Count, FewOrZero, Flag, Host, Widths, schema
+from rlexp.networks import rows
 from rlexp.networks.base import SharedTrunk, layer_norm, leaves
 from rlexp.networks.dense import Dense
 from rlexp.networks.initializers import Initialiser, gain
@@ -74,9 +75,9 @@ class LatentQuery(nn.Module):
     def __call__(self, obs: PyTree) -> Float[Array, "*N F"]:
         seen = leaves(obs)
         leading = seen[0].shape[: seen[0].ndim - len(self.observation[0].shape)]
-        rows = [_rows(leaf, struct) for leaf, struct in zip(seen, self.observation, strict=True)]
-        there = jnp.concatenate([jnp.any(x != 0, axis=-1) for x in rows], axis=1)  # [N, S]
-        tokens = [self._token(x, f"leaf_{i}") for i, x in enumerate(rows)]
+        seen = [x.reshape(-1, *rows.shape(of.shape)) for x, of in zip(seen, self.observation, strict=True)]  # [N, R, F]
+        there = jnp.concatenate([rows.there(x) for x in seen], axis=1)  # [N, S]
+        tokens = [self._token(x, f"leaf_{i}") for i, x in enumerate(seen)]
         tokens = layer_norm(nn.gelu(jnp.concatenate(tokens, axis=1)))
         start = self.param("latents", nn.initializers.normal(0.02), (self.latents, self.units), jnp.float32)
         x = jnp.broadcast_to(start.astype(self.dtype), (tokens.shape[0], *start.shape))
@@ -89,9 +90,9 @@ class LatentQuery(nn.Module):
     def _dense(self, units: int, scale: float, name: str) -> Dense:
         return Dense(units, scale, self.dtype, name=name, initialiser=self.initialiser)
 
-    def _token(self, rows: Float[Array, "N R F"], leaf: str) -> Float[Array, "N R D"]:
-        place = self.param(f"{leaf}_places", nn.initializers.normal(1.0), (rows.shape[1], self.units), jnp.float32)
-        return self._dense(self.units, gain(self.initialiser), leaf)(rows.astype(self.dtype)) + place.astype(self.dtype)
+    def _token(self, seen: Float[Array, "N R F"], leaf: str) -> Float[Array, "N R D"]:
+        place = self.param(f"{leaf}_places", nn.initializers.normal(1.0), (seen.shape[1], self.units), jnp.float32)
+        return self._dense(self.units, gain(self.initialiser), leaf)(seen.astype(self.dtype)) + place.astype(self.dtype)
 
     def _asked(
         self, x: Float[Array, "N L D"], tokens: Float[Array, "N S D"] | None, there: Bool[Array, "N S"], name: str
@@ -109,12 +110,6 @@ class LatentQuery(nn.Module):
         x = x + dense(self.units, small, "attended")(_attended(query, key, value, there, self.heads))
         wide = nn.gelu(dense(2 * self.units, gain(self.initialiser), "up")(layer_norm(x)))
         return x + dense(self.units, small, "down")(wide)
-
-
-def _rows(leaf: Array, struct: jax.ShapeDtypeStruct) -> Array:
-    """[..., R, F] or [..., F] as [N, rows, F]."""
-    shape = struct.shape or (1,)
-    return leaf.reshape(-1, math.prod(shape[:-1]), shape[-1])
 
 
 def _attended(

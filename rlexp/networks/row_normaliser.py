@@ -1,20 +1,17 @@
 """Running mean and variance of observations in which a row may be of nothing; else as `normaliser`.
 
 Each number of each row of a leaf [..., F], such as the nearest car's distance, has a mean and variance of its own, over the
-observations in which the row is there. A row of nothing but zeros is not there (see `lq`): it is not counted, and stays a row
-of zeros. A leaf [] is a row of one number.
+observations in which the row is there. One of nothing but zeros is not (see `rows`): it is not counted, and stays as it is.
 
-Not one mean and variance for all rows of a leaf: a route's points reach 50 m ahead, so that half a metre beside the nearest
-was 0.04 deviations of all of them.
+Not one mean and variance for all rows of a leaf: a route's points reach 50 m ahead, and in the deviation of all of them that of
+how far aside the nearest is was 0.04.
 """
-
-import math
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rlexp.networks import normaliser
+from rlexp.networks import normaliser, rows
 from rlexp.networks.normaliser import Normaliser
 from rlexp.types import PyTree
 
@@ -28,9 +25,11 @@ def init(observation_spec: PyTree) -> RowNormaliser:
     """No rows yet: `normalise` only clips."""
 
     def one(spec: jax.ShapeDtypeStruct) -> Normaliser:
-        rows, numbers = _size(spec.shape)
+        num_rows, numbers = rows.shape(spec.shape)
         of_a_row = normaliser.init(jax.ShapeDtypeStruct((numbers,), spec.dtype))
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), of_a_row)
+        if of_a_row.mean is None:
+            return of_a_row
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_rows, *x.shape)), of_a_row)
 
     return tuple(one(spec) for spec in jax.tree.leaves(observation_spec))
 
@@ -42,10 +41,10 @@ def normalise(norms: RowNormaliser, obs: PyTree) -> PyTree:
     def one(norm: Normaliser, leaf: Array) -> Array:
         if norm.mean is None:
             return leaf
-        rows = leaf.reshape(-1, *norm.mean.shape)  # [N, R, F]
-        scaled = jax.vmap(normaliser.normalise, in_axes=(0, 1), out_axes=1)(norm, rows)
+        seen = leaf.reshape(-1, *norm.mean.shape)  # [N, R, F]
+        scaled = jax.vmap(normaliser.normalise, in_axes=(0, 1), out_axes=1)(norm, seen)
         scaled = jnp.where(scaled == 0, jnp.asarray(_NOT_ZERO, leaf.dtype), scaled)
-        return jnp.where(_there(rows), scaled, jnp.zeros((), leaf.dtype)).reshape(leaf.shape)
+        return jnp.where(rows.there(seen)[..., None], scaled, jnp.zeros((), leaf.dtype)).reshape(leaf.shape)
 
     return treedef.unflatten([one(norm, leaf) for norm, leaf in zip(norms, leaves, strict=True)])
 
@@ -56,18 +55,8 @@ def update(norms: RowNormaliser, obs: PyTree, valid: Float[Array, "T B"]) -> Row
     def one(norm: Normaliser, leaf: Array) -> Normaliser:
         if norm.mean is None:
             return norm
-        rows = leaf.reshape(*valid.shape, *norm.mean.shape)  # [T, B, R, F]
-        counted = jnp.where(_there(rows)[..., 0], valid[..., None], 0.0)
-        return jax.vmap(normaliser.update, in_axes=(0, 2, 2))(norm, rows, counted)
+        seen = leaf.reshape(*valid.shape, *norm.mean.shape)  # [T, B, R, F]
+        counted = jnp.where(rows.there(seen), valid[..., None], 0.0)
+        return jax.vmap(normaliser.update, in_axes=(0, 2, 2))(norm, seen, counted)
 
     return tuple(one(norm, leaf) for norm, leaf in zip(norms, jax.tree.leaves(obs), strict=True))
-
-
-def _there(rows: Array) -> Array:
-    """[..., F] -> which rows are, [..., 1]."""
-    return jnp.any(rows != 0, axis=-1, keepdims=True)
-
-
-def _size(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and numbers of each."""
-    return math.prod(shape[:-1]), shape[-1] if shape else 1
