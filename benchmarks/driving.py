@@ -31,7 +31,8 @@ from rlexp.sources.rollout import clip_action
 from rlexp.storage import rundir
 from rlexp.types import TimeStep
 
-RECIPES = ("ppo", "ppo_lq", "sac", "sac_lq")
+# The first seed that each is scored on; settings were chosen on those before it
+RECIPES = {"ppo": 0, "ppo_lq": 1, "sac": 1, "sac_lq": 1}
 EPISODES, OF_A_KIND = 2_048, 512  # of a driver and seed, on all kinds of layout and on each
 TIMEOUT_S = 3 * 3600
 SECONDS = "seconds.txt"  # in a run's directory, once it has finished
@@ -45,7 +46,7 @@ EXPERT = 0.99  # its accuracy, which says that the layouts can be driven
 
 
 def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo") -> None:
-    """Each round is a seed.
+    """Each round is a seed, from the recipe's first on.
 
     Args:
       recipe: one of RECIPES, with as many steps as it has.
@@ -72,7 +73,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
         (where / SECONDS).write_text(f"{seconds}\n")
         return seconds
 
-    for seed in range(rounds):
+    seeds = list(range(RECIPES[recipe], RECIPES[recipe] + rounds))
+    for seed in seeds:
         seconds = train(seed)
         agent = rlexp.load(_place(recipe, seed))
         players = players or {"all": _players(agent, episodes, "all")} | {
@@ -111,6 +113,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
         out / ("driving.json" if recipe == "ppo" else f"driving_{recipe}.json"),
         settings={
             "rlexp": common,
+            "seeds": seeds,
             "episodes": episodes,
             "episodes_of_a_kind": of_kind,
             "unseen": [SEEN, SEEN + UNSEEN],

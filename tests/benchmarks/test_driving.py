@@ -30,7 +30,7 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
         told = {name: dict.fromkeys(driving.METRICS, x * worse) for name, x in accuracy.items()}
 
         def played(name, key):
-            sign = 1 - 2 * int(jax.random.key_data(key)[-1])  # of seeds 0 and 1
+            sign = 1 - 2 * (int(jax.random.key_data(key)[-1]) % 2)
             return np.ones((2,), bool), {k: x + sign * apart * (name == "agent") for k, x in told[name].items()}
 
         return {name: lambda policy, key, name=name: played(name, key) for name in told}
@@ -53,13 +53,15 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
     monkeypatch.setattr(driving, "_players", players)
     driving.measure(tmp_path / "out", rounds=2, quick=False, say=lambda text: None, recipe=recipe)
     assert all(f"experiment=driving/{recipe}" in command for command in trained)
-    assert sorted(word for command in trained for word in command if word.startswith("seed=")) == ["seed=0", "seed=1"]
+    seeds = {"ppo": [0, 1], "sac_lq": [1, 2]}[recipe]
+    assert [word for command in trained for word in command if word.startswith("seed=")] == [f"seed={x}" for x in seeds]
     said = capsys.readouterr().out
     assert f"share that holds: {1.0 if expected == 'yes' else 2 / 3:.4g}; at least 1: {expected}" in said
     assert "the expert's accuracy: 0.995; at least 0.99: yes" in said
     (path,) = (tmp_path / "out").iterdir()
     assert path.name == {"ppo": "driving.json", "sac_lq": "driving_sac_lq.json"}[recipe]
     written = json.loads(path.read_text())
+    assert written["settings"]["seeds"] == seeds
     assert written["results"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent)
     by_layout = written["results"]["by_layout"]
     assert by_layout["merge"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent / 2)
