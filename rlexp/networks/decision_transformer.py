@@ -9,11 +9,11 @@ and what is read off the token of an observation is the action. All tokens of a 
 import math
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from rlexp.networks import attention
 from rlexp.networks.base import layer_norm
 from rlexp.networks.dense import Dense
 from rlexp.types import PyTree
@@ -34,10 +34,8 @@ class Block(nn.Module):
             Dense(units, 1.0, self.dtype, name=name)(y).reshape(*y.shape[:2], self.heads, units // self.heads)
             for name in ("query", "key", "value")
         )
-        logits = jnp.einsum("bqhi,bkhi->bhqk", query, key, preferred_element_type=jnp.float32)
-        logits = jnp.where(seen[:, None], logits / math.sqrt(units // self.heads), -1e9)
-        weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
-        attended = jnp.einsum("bhqk,bkhi->bqhi", weights, value).reshape(x.shape)
+        logits = attention.products(query, key) / math.sqrt(units // self.heads)
+        attended = attention.weighted(logits, seen, value)
         x = x + Dense(units, self.scale, self.dtype, name="attended")(attended)
         hidden = nn.gelu(Dense(4 * units, math.sqrt(2), self.dtype, name="up")(layer_norm(x)))
         return x + Dense(units, self.scale, self.dtype, name="down")(hidden)

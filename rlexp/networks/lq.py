@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from rlexp.config import ConfigError, Count, FewOrZero, Flag, Host, Widths, schema
-from rlexp.networks import rows
+from rlexp.networks import attention, rows
 from rlexp.networks.base import SharedTrunk, layer_norm, leaves
 from rlexp.networks.dense import Dense
 from rlexp.networks.initializers import Initialiser, gain
@@ -120,9 +120,7 @@ def _attended(
     heads: int,
 ) -> Float[Array, "N L D"]:
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (query, key, value))
-    logits = jnp.einsum("nlhi,nshi->nhls", q.astype(jnp.float32), k.astype(jnp.float32)) / math.sqrt(q.shape[-1])
-    weights = jax.nn.softmax(jnp.where(there[:, None, None], logits, -1e9), axis=-1).astype(v.dtype)
-    return jnp.einsum("nhls,nshi->nlhi", weights, v).reshape(query.shape)
+    return attention.weighted(attention.products(q, k) / math.sqrt(q.shape[-1]), there[:, None], v)
 
 
 def make(config: Config, *, observation: PyTree, dtype: DTypeLike) -> nn.Module:

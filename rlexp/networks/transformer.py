@@ -12,7 +12,6 @@ sines, a query q weighs the key k of d rows before by (equation in section 3.3)
 No row knows when it is, so an episode may be longer than the context. Nothing is seen of another episode.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -23,10 +22,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from rlexp.config import ConfigError, Count, Few, Flag, Host, Part, nearest_divisor, schema
+from rlexp.networks import attention
 from rlexp.networks.base import MemoryTorso, layer_norm, torso_before
 from rlexp.networks.dense import Dense, add_bias, product
 from rlexp.networks.initializers import Initialiser, gain, zeros
-from rlexp.networks.multilinear import multilinear
 from rlexp.types import PyTree
 
 
@@ -147,28 +146,12 @@ def _attend(
     distance: Float[Array, "H I C"],
     seen: Bool[Array, "B T S"],
 ) -> Float[Array, "B T D"]:
-    """All heads of a layer. Logits and their softmax are float32."""
+    """All heads of a layer."""
     heads, size, _ = distance.shape
     content, place, keys, values = (x.reshape(*x.shape[:2], heads, size) for x in (*queries, keys, values))
-    of_content = _products(content, keys)
+    of_content = attention.products(content, keys)
     of_place = jax.vmap(lambda q, r: product(q, r, jnp.dtype(jnp.float32)), in_axes=(2, 0), out_axes=1)(place, distance)
-    logits = (of_content + _shifted(of_place)) / math.sqrt(size)
-    weights = jax.nn.softmax(jnp.where(seen[:, None], logits, -jnp.inf), axis=-1).astype(values.dtype)
-    return jnp.einsum("bhts,bshi->bthi", weights, values).reshape(*seen.shape[:2], heads * size)
-
-
-def _of_queries(dy: Float[Array, "B H T S"], keys: Array, queries: jax.ShapeDtypeStruct) -> Float[Array, "B T H I"]:
-    return jnp.einsum("bhts,bshi->bthi", dy.astype(keys.dtype), keys)
-
-
-def _of_keys(dy: Float[Array, "B H T S"], queries: Array, keys: jax.ShapeDtypeStruct) -> Float[Array, "B S H I"]:
-    return jnp.einsum("bhts,bthi->bshi", dy.astype(keys.dtype), queries)
-
-
-@functools.partial(multilinear, transposes=(_of_queries, _of_keys))
-def _products(queries: Float[Array, "B T H I"], keys: Float[Array, "B S H I"]) -> Float[Array, "B H T S"]:
-    """Of all rows, float32. The gradients are products in the factors' own type, which automatic differentiation would mix."""
-    return jnp.einsum("bthi,bshi->bhts", queries, keys, preferred_element_type=jnp.float32)
+    return attention.weighted((of_content + _shifted(of_place)) / math.sqrt(size), seen, values)
 
 
 def _seen(length: Int[Array, " B"], first: Bool[Array, "B T"], context: int) -> tuple[Bool[Array, "B T S"], Array]:
