@@ -428,7 +428,7 @@ def _expected(error: Any) -> str:
 def _keys(error: Any) -> list[str]:
     """The path of an error, without the names that pydantic gives to the members of a union."""
     keys = [str(k) for k in error["loc"] if not (isinstance(k, str) and "[" in k)]
-    while len(keys) > 1 and keys[-1] in ("int", "float", "str", "bool", "none"):
+    while len(keys) > 1 and keys[-1].removeprefix("constrained-") in ("int", "float", "str", "bool", "none"):
         keys.pop()
     return keys
 

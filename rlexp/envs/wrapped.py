@@ -77,6 +77,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     envs = batched(env)
     alone = batched(env._replace(batch=None))  # of one alone the inner state is what `env.draw` takes
     spec = _spec(config, env.spec)
+    layer = _layer(config)
 
     def see(obs: PyTree, keys: jax.Array) -> PyTree:
         """Observations with noise."""
@@ -110,7 +111,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         return jax.tree_util.tree_map_with_path(one, old, obs)
 
     def reset(envs: Batched, keys: jax.Array) -> tuple[State, TimeStep]:
-        own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+        own = jax.vmap(jax.random.fold_in, (0, None))(keys, layer)
         inner, timestep = envs.reset(keys)
         seen = stacked(None, see(timestep.obs, own), timestep.first)
         num = timestep.last.shape[0]
@@ -166,6 +167,12 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     made = Env(spec, reset_one, step_one, around(envs), env.shared, draw, frames)
     once = once_of(env)
     return made if once is None else with_once(made, around(once))
+
+
+def _layer(config: Any) -> int:
+    """How many wrappers there are from here inwards: each draws numbers of its own, though all are given the same keys."""
+    inner = getattr(config, "inner", None)
+    return isinstance(config, Config) + (0 if inner is None else _layer(inner))
 
 
 def _spec(config: Config, inner: EnvSpec) -> EnvSpec:

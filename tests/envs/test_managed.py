@@ -53,6 +53,14 @@ def played(env: Any, actions: Any = ACTIONS) -> Any:
     return jax.device_get(jax.jit(run)(jax.random.key(0)))
 
 
+def nothing(moment: Any) -> None:
+    """A term of a user's that forgot its `return`."""
+
+
+def word(moment: Any) -> str:
+    return "a"
+
+
 def seen(name: str = "place", **term: Any) -> np.ndarray:
     return played(made(observations=[{"function": "place", "name": name, **term}]))[0].obs[name]
 
@@ -258,6 +266,18 @@ def test_it_trains_in_the_driving_world(tmp_path):
         (
             {"rewards": [{"function": "whole", "weight": 1}]},
             r"env\.rewards\.0: whole gives shape \[1\]; expected one num",
+        ),
+        (
+            {"rewards": [{"function": "near", "weight": [1]}]},
+            r"env\.rewards\.0\.weight: \[1\] is not allowed; expected",
+        ),
+        (
+            {"rewards": [{"function": "envs.test_managed:nothing", "weight": 1}]},
+            r"env\.rewards\.0: envs\.test_managed:nothing gives None; expected numbers",
+        ),
+        (
+            {"observations": [{"function": "envs.test_managed:word"}]},
+            r"env\.observations\.0: envs\.test_managed:word gives 'a'; expected numbers",
         ),
         (
             {"rewards": [{"function": "near", "weight": 1}] * 2},

@@ -41,6 +41,9 @@ def of_length(low: Any, high: Any, param: str = "wind", **own: Any) -> dict[str,
     return {"param": param, "function": "by_length", "params": params, **own}
 
 
+DRAWN = wind("uniform", low=0, high=1)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -77,6 +80,22 @@ def of_length(low: Any, high: Any, param: str = "wind", **own: Any) -> dict[str,
             r"events\.0: 'wind' is set by env\.curriculum\.0\.param too; expected one",
         ),
         ({"events": [PUSH, PUSH | {"name": "more"}]}, r"events\.1: 'wind' is set by env\.events\.0 too; expected one"),
+        (
+            {"curriculum": [of_length(0, 1)], "randomisation": [DRAWN]},
+            r"randomisation\.0\.param: 'wind' is set by env\.curriculum\.0\.param too; expected one",
+        ),
+        (
+            {"randomisation": [DRAWN, DRAWN | {"name": "again"}]},
+            r"randomisation\.1\.param: 'wind' is set by env\.randomisation\.0\.param too; expected one",
+        ),
+        (
+            {"randomisation": [DRAWN | {"operation": "add", "name": "before"}, DRAWN]},
+            r"randomisation\.1\.param: 'wind' is set by env\.randomisation\.0\.param too; expected one",
+        ),
+        (
+            {"randomisation": [DRAWN], "events": [PUSH]},
+            r"events\.0: 'wind' is set by env\.randomisation\.0\.param too; expected one",
+        ),
     ],
 )
 def test_what_would_be_beyond_a_worlds_bounds_or_set_twice_is_refused(changes, said):
@@ -84,8 +103,12 @@ def test_what_would_be_beyond_a_worlds_bounds_or_set_twice_is_refused(changes, s
         made(**changes)
 
 
-def test_what_is_added_or_scaled_may_be_any_number():
-    made(randomisation=[wind("uniform", low=-3, high=3) | {"operation": "add"}])
+def test_what_is_added_or_scaled_may_be_any_number_and_goes_on_with_what_is_set():
+    added = wind("uniform", low=-3, high=3) | {"operation": "add", "name": "added"}
+    made(randomisation=[added])
+    made(randomisation=[DRAWN, added, added | {"operation": "scale", "name": "scaled"}])
+    made(randomisation=[added], curriculum=[of_length(0, 1)])
+    made(randomisation=[added], events=[PUSH])
 
 
 @pytest.mark.parametrize(

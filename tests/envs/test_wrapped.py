@@ -91,6 +91,18 @@ def test_noise_is_drawn_anew():
     np.testing.assert_array_equal(told.reward, plain.reward)
 
 
+def test_a_wrapper_around_another_draws_numbers_of_its_own():
+    def twice(**changes: Any):
+        counting = {"module": "counting_env", "resets": None}
+        return rows(**changes, inner={"module": "rlexp.envs.wrapped", "inner": counting, **PLAIN, **changes})
+
+    plain, one, two = rows(), rows(observation_noise=0.5), twice(observation_noise=0.5)
+    outer, inner = (one.obs["time"] - plain.obs["time"]).ravel(), (two.obs["time"] - one.obs["time"]).ravel()
+    assert abs(np.corrcoef(outer, inner)[0, 1]) < 0.3
+    assert 0.4 < inner.std() < 0.6
+    assert (rows(sticky=0.5).obs["done"] != twice(sticky=0.5).obs["done"]).any()
+
+
 def test_a_sticky_action_is_the_last_one_of_the_episode():
     always, half = rows(sticky=1.0), rows(sticky=0.5)
     for b in range(B):

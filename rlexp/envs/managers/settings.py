@@ -37,6 +37,13 @@ class Changes:
         self._owners = dict[str, str]()
         for term in curriculum:
             _own(self._owners, term.config.param, f"{term.path}.param")
+        moved = dict(self._owners)
+        for term in randomisation:
+            param, path = term.config.param, f"{term.path}.param"
+            if term.config.operation == "abs":  # the others go on with what is there
+                _own(moved, param, path)
+                self._owners[param] = path
+            moved[param] = path
         self.curriculum, self._startup = curriculum, startup
         self._randomisation, self._bounds = randomisation, bounds
 
@@ -103,7 +110,10 @@ def _check_values(term: Term, there: Params, bounds: tuple[float, float] | None)
 def _own(owners: dict[str, str], param: str, path: str) -> None:
     """Raises ConfigError where something else sets it already: the later of the two would win."""
     if param in owners:
-        raise ConfigError(f"{path}: {param!r} is set by {owners[param]} too; expected one curriculum or event for each")
+        raise ConfigError(
+            f"{path}: {param!r} is set by {owners[param]} too; expected one curriculum, event or randomisation of operation: abs "
+            "for each, and that first"
+        )
     owners[param] = path
 
 

@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import math
+import reprlib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -199,13 +200,16 @@ def found(
     def call(*arguments: Any, traced: Mapping[str, Any]) -> Any:
         own = {k: value_of(v, traced, f"{path}.params.{k}") for k, v in params.items()}
         try:
-            return step(*arguments, **own)
+            told = step(*arguments, **own)
         except ConfigError:
             raise
         except NotThere as error:
             raise ConfigError(f"{path}.params.{error.param}: {error}") from error
         except Exception as error:
             raise ConfigError(f"{path}: {name} cannot be computed ({reason(error)})") from error
+        if told is None or not all(map(_is_numeric, jax.tree.leaves(told))):
+            raise ConfigError(f"{path}: {name} gives {reprlib.repr(told)}; expected numbers")
+        return told
 
     if step is not function:
         call.init = function.init  # type: ignore[attr-defined]
@@ -327,6 +331,10 @@ def _says(annotation: Any) -> bool:
 def _is_traced(annotation: Any) -> bool:
     """Whether params.NAME may be in its place."""
     return any(get_origin(kind) is Annotated and kind.__origin__ is Any for kind in (annotation, *get_args(annotation)))
+
+
+def _is_numeric(x: Any) -> bool:
+    return isinstance(x, jax.Array | int | float) or (isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biuf")
 
 
 def _are_numbers(names: Iterable[str], there: Mapping[str, Any]) -> bool:
