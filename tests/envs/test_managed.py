@@ -527,7 +527,13 @@ MANY = {
     "commands": [{"function": "uniform", "name": "goal", "params": {"low": -1, "high": 1}, "resample_every": [2, 4]}],
     "events": [{"function": "push", "mode": "interval", "every": [2, 5], "params": {"size": 0.1}}],
     "randomisation": [
-        {"param": "wind", "function": "uniform", "params": {"low": -0.1, "high": 0.1}, "mode": "startup"},
+        {
+            "param": "wind",
+            "function": "uniform",
+            "params": {"low": 1, "high": 2},
+            "mode": "startup",
+            "operation": "scale",
+        },
         {"param": "wind", "name": "gust", "function": "normal", "params": {"mean": 0, "std": 0.01}, "operation": "add"},
     ],
     "curriculum": [{"param": "wind", "function": "linear", "params": {"start": 0, "end": 0.1, "steps": 30}}],
