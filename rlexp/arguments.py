@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString, Sweep
@@ -15,7 +16,7 @@ from rlexp.overrides import override_group, override_key
 Options = Callable[[str], list[str]]  # group -> its choices
 
 _WHOLE = {field.name for field in dataclasses.fields(Config) if field.default is dataclasses.MISSING} | {"source"}
-_KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][\w-]+)*(@[A-Za-z_][\w-]*(\.[\w-]+)*)?", re.ASCII)
+_KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./]\w[\w-]*)*(@[A-Za-z_][\w-]*(\.[\w-]+)*)?", re.ASCII)
 
 
 def check(words: Sequence[str], groups: Sequence[str], options: Options, *, sweeps: bool) -> None:
@@ -109,6 +110,32 @@ def refused(told: str, words: Sequence[str], groups: Sequence[str], keys: Callab
         return f"~{found[1]}: there is no such choice to leave out"
     if found := re.search(r"Multiple values for (\S+)\. To override", told):
         return f"{found[1]}: one is chosen already; leave out the + before it"
+    return None
+
+
+def misplaced(word: str, node: Any) -> str | None:
+    """The line for a word that Hydra cannot put into a configuration; None: it can.
+
+    Args:
+      node: the configuration before it, as plain data.
+    """
+    names, there = override_key(word).split("."), node
+    word = word.lstrip("+")
+    for i, name in enumerate(names):
+        if isinstance(there, list):
+            if not name.isdecimal() or int(name) >= len(there):
+                entries = f"a list, of entries 0 to {len(there) - 1}" if there else "an empty list"
+                return f"{word}: {name!r} is not allowed; {'.'.join(names[:i])} is {entries}"
+            there = there[int(name)]
+        elif isinstance(there, dict) and name in there:
+            there = there[name]
+        else:
+            return None
+    value = OverridesParser.create().parse_overrides([word])[0].value()
+    if isinstance(there, dict) and isinstance(value, list):
+        return f"{word}: a list is not allowed; expected a node, {{{next(iter(there), 'key')}: …}}"
+    if isinstance(there, list) and isinstance(value, dict):
+        return f"{word}: a node is not allowed; expected a list"
     return None
 
 

@@ -48,11 +48,16 @@ def register_resolvers() -> None:
     c where that is null or no key; the others are of `rlexp.storage.store`."""
     with either_hydra():
         OmegaConf.register_new_resolver("run_id", lambda: _process_id, replace=True)
-        OmegaConf.register_new_resolver("multiply", lambda a, b: a * b, replace=True)
+        OmegaConf.register_new_resolver("multiply", _product, replace=True)
         OmegaConf.register_new_resolver("given", _given, replace=True)
         OmegaConf.register_new_resolver("local_root", lambda root: store.local_root(str(root)), replace=True)
         cache = lambda root, local=None: store.cache_dir(str(root), local or _user_cache())  # noqa: E731
         OmegaConf.register_new_resolver("cache_dir", cache, replace=True)
+
+
+def _product(a: Any, b: Any) -> Any:
+    """What is no number is left as it is, to be told where it stands."""
+    return a * b if isinstance(a, int | float) and isinstance(b, int | float) else b
 
 
 def _given(path: str, otherwise: Any, *, _root_: Any) -> Any:
@@ -254,17 +259,32 @@ def told_in_one_line(
         overrides = list(_emptied(overrides))
         try:
             config = composed(overrides)
-        except ConfigCompositionException as error:
-            if isinstance(error, MissingConfigException | OverrideParseException):
-                raise
+        except MissingConfigException as error:
+            raise ConfigError(_missing(error, overrides)) from error
+        except OverrideParseException:
+            raise
+        except (ConfigCompositionException, ValueError) as error:  # ValueError: `x` is no number of a list's entry
             choices = [o for o in overrides if override_group(o) in _groups() and not o.startswith("~")]
             keys = lambda: paths(OmegaConf.to_container(composed(choices)))  # noqa: E731
             if told := arguments.refused(str(error), overrides, _groups(), keys):
                 raise ConfigError(told) from error
             # An unknown key. Forced in, it reaches our own check, which knows the nearest name.
-            config = composed([force(o) for o in overrides])
+            config = _forced(composed, choices, [force(o) for o in overrides])
         _check_readable(config)
         return config
+
+
+def _forced(composed: Callable[[list[str]], DictConfig], choices: list[str], overrides: list[str]) -> DictConfig:
+    """What overrides make that set their keys whether they are there or not. Raises ConfigError for one that has no place."""
+    try:
+        return composed(overrides)
+    except (ConfigCompositionException, ValueError) as error:
+        rest = [o for o in overrides if o not in choices]
+        for i, override in enumerate(rest):
+            before = OmegaConf.to_container(composed([*choices, *rest[:i]]))
+            if told := arguments.misplaced(override, before):
+                raise ConfigError(told) from error
+        raise
 
 
 def _emptied(overrides: Sequence[str]) -> Iterator[str]:
@@ -359,9 +379,11 @@ def _check_readable(config: Any, path: str = "") -> None:
 
 
 def force(override: str) -> str:
-    """`a.b=1` -> `++a.b=1`, which sets the key whether it is there or not. Choices of a group stay as they are."""
-    key = override_group(override)
-    if override.startswith("~") or "/" in key or key in _groups() or key.startswith("hydra."):
+    """`a.b=1` -> `++a.b=1`, which sets the key whether it is there or not. Choices of a group stay as they are; `algo={a: 1}`
+    is none.
+    """
+    key, is_node = override_group(override), override.partition("=")[2].lstrip().startswith("{")
+    if override.startswith("~") or "/" in key or (key in _groups() and not is_node) or key.startswith("hydra."):
         return override
     return "++" + override.lstrip("+")
 
@@ -370,8 +392,8 @@ def _groups() -> list[str]:
     return [p.name for p in CONF_DIR.iterdir() if p.is_dir()]
 
 
-def _missing(error: MissingConfigException) -> str:
-    """`algo=ppoo: there is no such option …`."""
+def _missing(error: MissingConfigException, overrides: Sequence[str] = ()) -> str:
+    """`algo=ppoo: there is no such option …`, by the word of a command line that chose it."""
     name = error.missing_cfg_file
     path = name[0] if isinstance(name, list | tuple) else str(name)
     group, _, choice = path.partition("/")
@@ -384,7 +406,14 @@ def _missing(error: MissingConfigException) -> str:
     options = list(_options(loader, group))
     if not options:
         return f"{group}: there is no such group{nearest(group, loader.get_group_options('', None) or _groups())}"
-    return f"{group}={choice}: there is no such option{nearest(choice, options) or '.'} Allowed: {', '.join(sorted(options))}"
+    chosen_at = {o.lstrip("+").split("=")[0] for o in overrides if override_group(o) == group and choice in _values(o)}
+    name = chosen_at.pop() if len(chosen_at) == 1 else group
+    return f"{name}={choice}: there is no such option{nearest(choice, options) or '.'} Allowed: {', '.join(sorted(options))}"
+
+
+def _values(override: str) -> list[str]:
+    """`a=[b, c]` -> b, c"""
+    return re.findall(r"[^\s,\[\]'\"]+", override.partition("=")[2])
 
 
 def _options(loader: Any, group: str, prefix: str = "") -> Iterator[str]:
@@ -417,6 +446,7 @@ def _reasons(error: BaseException) -> str:
     if cause is None or isinstance(error, OmegaConfBaseException):
         return text
     reason = _reasons(cause)
+    text = re.sub(r"^Error merging override \+*(.*)", r"\1", text)
     return text if reason in text else f"{text.replace('override ++', 'override ')}: {reason}"
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -309,8 +309,9 @@ def parse(node: Mapping[str, Any], cls: type[T] = Config, path: str = "") -> tup
     modules: dict[str, str] = {}
     try:
         unknown.check(node, cls, path)
-        values = {k: _read_modules(v, _join(path, k), modules) for k, v in node.items()}
-        return _validate(values, cls, path), modules
+        first = sorted(node, key=lambda key: key != "hardware")  # others' defaults refer to it: told where it is wrong
+        read = {k: _read_modules(node[k], _join(path, k), modules) for k in first}
+        return _validate({k: read[k] for k in node}, cls, path), modules
     except UnknownKey as error:
         raise ConfigError(error.with_paths(paths(node, path))) from error
 
@@ -436,6 +437,7 @@ def _keys(error: Any) -> list[str]:
 def _siblings(cls: Any, keys: list[str]) -> list[str]:
     for key in keys:
         cls = get_type_hints(cls)[key]
+        cls = next(filter(dataclasses.is_dataclass, get_args(cls)), cls)  # a node or null
     return [key_of(field) for field in dataclasses.fields(cls)]
 
 

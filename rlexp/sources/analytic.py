@@ -52,8 +52,8 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         )
     if env.batch is not None and not env.batch.differentiates:
         raise ConfigError(
-            "env.resets: auto decides in a loop how many resets a step makes, and source=analytic cannot differentiate through it; "
-            "expected null or a number"
+            "env.resets, or env.inner.resets: auto decides in a loop how many resets a step makes, and source=analytic cannot "
+            "differentiate through it; expected null or a number"
         )
     shape = env.spec.action.shape
 

@@ -59,7 +59,7 @@ def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrid
         return
     choice, files = config.hydra.runtime.choices.source, _files(loader, "source")
     inner = source.get("inner")
-    modules = {source.get("module"), inner.get("module") if isinstance(inner, Mapping) else source.get("module")}
+    modules = [source.get("module"), inner.get("module") if isinstance(inner, Mapping) else source.get("module")]
     if (
         choice not in files or files[choice].get("module") not in modules
     ):  # of the user's own, or of the algorithm's file

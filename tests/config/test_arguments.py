@@ -1,5 +1,6 @@
 """Words of a command line that are malformed: told with the word in it, and not in the words of Hydra's grammar."""
 
+import functools
 import os
 import re
 
@@ -13,7 +14,8 @@ from rlexp.overrides import override_group
 
 HYDRAS = re.compile(
     r"NoViableAlt|mismatched|extraneous|viable|expecting \{|defaults list|multirun|in struct|append to your|andatory|"
-    r"Config group override|force-add|Config\(|See https|override \+\+|\n"
+    r"Config group override|force-add|Config\(|See https|override \+\+|merging|Cannot merge|"
+    r"invalid literal|out of range|\n"
 )
 
 
@@ -51,6 +53,17 @@ def told(*words: str) -> str:
         ("env=wrapped env@env.inner=craftax", "env.inner.id: it has no value; expected env.inner.id=…, or env@env.inner= "),
         ("env=wrapped env@env.inner=managed rewards=brax", "rewards=brax: env=managed is chosen at env.inner; expected rewards@"),
         ("env=managed env.inner.params.progress=0.5", "env.inner.params.progress: nothing reads it, since env=managed has "),
+        ("env=managed env.observations.x=3", "env.observations.x=3: 'x' is not allowed; env.observations is a list, of entries 0 to"),
+        ("env=driving/mixed env.scenarios.9=curve", "env.scenarios.9=curve: '9' is not allowed; env.scenarios is a list, of"),
+        ("env=managed env.rewards=[] env.rewards.0.weight=1", "env.rewards.0.weight=1: '0' is not allowed; env.rewards is an em"),
+        ("env=managed env.rewards.0=[]", "env.rewards.0=[]: a list is not allowed; expected a node, {function: …}"),
+        ("env.foo=1 env.params=[1]", "env.params=[1]: a list is not allowed; expected a node, {gravity: …}"),
+        ("env=wrapped env@env.inner=gymnax/catsh", 'env@env.inner=gymnax/catsh: there is no such option; did you mean "gymnax/'),
+        ("hardware.num_envs=[]", "hardware.num_envs: [] is not allowed; expected a valid integer"),
+        ("hardware.chips=[1]", "hardware.chips: [1] is not allowed; expected a valid integer"),
+        ("hardware.tpu.nme=1", "hardware.tpu.nme: unknown key. Allowed: chip_config, chips_per_host, generation, topology"),
+        ("hardware={cips:1}", 'hardware.cips: unknown key; did you mean "chips"?'),
+        ("algo.source.module.0=[]", "algo.source.module: {'0': []} is not the name of a Python module"),
         ("algo.source.hp.gamma=1", "algo.source.hp.gamma: source=rollout, which counts here, has no such key; it is one of"),
     ],
 )  # fmt: skip
@@ -61,6 +74,33 @@ def test_a_word(words, line):
 def test_what_a_world_reads_of_its_own_is_taken():
     node, _ = compose.compose_node(["env=managed", "env.inner.params.density=0.25"])
     assert node["env"]["inner"]["params"]["density"] == 0.25
+
+
+@functools.cache
+def places() -> list[str]:
+    """Of all that a run with lists has, nodes and entries too."""
+
+    def below(node, path):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield f"{path}{key}"
+            if isinstance(value, dict | list):
+                yield from below(value, f"{path}{key}.")
+
+    return list(below(compose.compose_node(["env=managed"])[0], ""))
+
+
+@settings(max_examples=int(os.environ.get("RLEXP_WORDS", "60")) // 5)  # each composes many lists, some of them five times
+@given(st.data())
+def test_any_value_at_any_place(data):
+    place = data.draw(st.sampled_from(places()))
+    key = data.draw(st.sampled_from([place, *(f"{place}.{x}" for x in ("0", "99", "x"))]))
+    word = f"{key}={data.draw(st.sampled_from(['[]', '[1]', '{a:1}', '{}', '3', 'x', 'null']))}"
+    try:
+        parse(compose.compose_node(["env=managed", word])[0], Config)
+    except ConfigError as error:
+        line = str(error)
+        assert HYDRAS.search(line) is None, (word, line)
+        assert key.split(".")[0] in line, (word, line)
 
 
 SOUND = (
