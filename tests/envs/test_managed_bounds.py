@@ -318,6 +318,9 @@ def test_params_that_a_function_can_be_given():
     for params, expected in (({}, False), ({"steps": "5"}, True), ({"steps": 6}, False), ({"steps": "params.n"}, True)):
         call = found("time_out", params, COMMON["terminations"], 1, "env.x.0")
         assert bool(call(moment, traced={"n": 5})) is expected
+    late = found("time_out", {"steps": 10}, COMMON["terminations"], 1, "env.x.0")
+    with pytest.raises(ConfigError, match=r"^env\.x\.0\.params\.steps: 10 is not allowed; expected at most .*, 9$"):
+        late(moment, traced={})
 
 
 def test_a_command_that_is_not_there_is_told_with_the_nearest():

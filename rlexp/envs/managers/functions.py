@@ -29,8 +29,8 @@ _Inputs = Annotated[Any, traced_type(Annotated[list[Number], Field(min_length=1,
 _Outputs = Annotated[Any, traced_type(Annotated[list[Number], Field(max_length=_MEMORY)])]
 
 
-class NotThere(ValueError):
-    """What a param names is not there, which shows only as it is computed. `terms.found` tells it as a ConfigError."""
+class Misfit(ValueError):
+    """A param that does not fit the world, which shows only as it is computed. `terms.found` tells it as a ConfigError."""
 
     def __init__(self, param: str, told: str):
         super().__init__(told)
@@ -75,6 +75,8 @@ def _action_rate_l2(moment: Moment) -> jax.Array:
 
 
 def _time_out(moment: Moment, steps: TracedCount | None = None) -> jax.Array:
+    if isinstance(steps, int) and steps > moment.limit:  # else it would never be
+        raise Misfit("steps", f"{steps} is not allowed; expected at most the world's own limit, {moment.limit}")
     return moment.time >= (moment.limit if steps is None else steps)
 
 
@@ -224,8 +226,8 @@ def operate(x: Any, drawn: Any, operation: Operation) -> Any:
 
 
 def known(name: str, there: Mapping[str, Any], what: str, *, param: str) -> str:
-    """The name, where there is such a thing. Raises NotThere."""
+    """The name, where there is such a thing. Raises Misfit."""
     if name not in there:
         told = f"there is no {what} {name!r}{nearest(name, there) or '.'} Allowed: {', '.join(there) or 'none'}"
-        raise NotThere(param, told)
+        raise Misfit(param, told)
     return name

@@ -20,7 +20,7 @@ import numpy as np
 
 from rlexp.config import ConfigError, Count, FewOrZero, Flag, Number, Text, nearest, parse, schema
 from rlexp.envs.imports import reason
-from rlexp.envs.managers.functions import NotThere
+from rlexp.envs.managers.functions import Misfit
 from rlexp.types import Key
 
 
@@ -203,7 +203,7 @@ def found(
             told = step(*arguments, **own)
         except ConfigError:
             raise
-        except NotThere as error:
+        except Misfit as error:
             raise ConfigError(f"{path}.params.{error.param}: {error}") from error
         except Exception as error:
             raise ConfigError(f"{path}: {name} cannot be computed ({reason(error)})") from error
