@@ -53,7 +53,7 @@ def told(*words: str) -> str:
         ("env=wrapped env@env.inner=craftax", "env.inner.id: it has no value; expected env.inner.id=…, or env@env.inner= "),
         ("env=wrapped env@env.inner=managed rewards=brax", "rewards=brax: env=managed is chosen at env.inner; expected rewards@"),
         ("env=managed env.inner.params.progress=0.5", "env.inner.params.progress: nothing reads it, since env=managed has "),
-        ("env=managed env.observations.x=3", "env.observations.x=3: 'x' is not allowed; env.observations is a list, of entries 0 to"),
+        ("env=managed env.observations.x=3", "env.observations.x=3: 'x' is not allowed; env.observations is a list, of entries 0"),
         ("env=driving/mixed env.scenarios.9=curve", "env.scenarios.9=curve: '9' is not allowed; env.scenarios is a list, of"),
         ("env=managed env.rewards=[] env.rewards.0.weight=1", "env.rewards.0.weight=1: '0' is not allowed; env.rewards is an em"),
         ("env=managed env.rewards.0=[]", "env.rewards.0=[]: a list is not allowed; expected a node, {function: …}"),
