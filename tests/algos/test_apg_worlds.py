@@ -75,5 +75,7 @@ def test_it_learns(world, tmp_path):
 
 
 def test_a_world_whose_resets_are_counted_in_a_loop_is_refused():
-    with pytest.raises(ConfigError, match=r"^env\.resets: auto decides in a loop .*; expected null or a number$"):
+    with pytest.raises(
+        ConfigError, match=r"^env\.resets, or env\.inner\.resets: auto decides in a loop .*; expected null or a number$"
+    ):
         build("algo=apg", "env=gymnax/pendulum", "env.resets=auto")
