@@ -446,8 +446,8 @@ def _reasons(error: BaseException) -> str:
     if cause is None or isinstance(error, OmegaConfBaseException):
         return text
     reason = _reasons(cause)
-    text = re.sub(r"^Error merging override \+*(.*)", r"\1", text)
-    return text if reason in text else f"{text.replace('override ++', 'override ')}: {reason}"
+    text = re.sub(r"^Error merging override \+*", "", text)
+    return text if reason in text else f"{text}: {reason}"
 
 
 def _read_file(error: BaseException | None) -> str | None:

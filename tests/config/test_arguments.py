@@ -89,9 +89,8 @@ def places() -> list[str]:
     return list(below(compose.compose_node(["env=managed"])[0], ""))
 
 
-@settings(
-    max_examples=int(os.environ.get("RLEXP_WORDS", "60")) // 5
-)  # each composes many lists, some of them five times
+# Each composes many lists, some of them five times.
+@settings(max_examples=int(os.environ.get("RLEXP_WORDS", "60")) // 5)
 @given(st.data())
 def test_any_value_at_any_place(data):
     place = data.draw(st.sampled_from(places()))
