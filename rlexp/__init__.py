@@ -4,6 +4,14 @@ From Python: `rlexp.train(…)`, `rlexp.sweep(…)` and `rlexp.load(run_dir)`. W
 import is `rlexp.api`. Importing this is cheap: JAX and the rest come with the first call.
 """
 
+import os
+
+# On processors jaxlib 0.10.2 has sums made by YNNPACK wrongly and without a word, such as that of every eighth row of a batch in
+# place of each (github.com/jax-ml/jax/issues/39103); later ones end at some. XLA reads this when JAX first looks for devices.
+_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+if _FLAG not in (_given := os.environ.get("XLA_FLAGS", "")):
+    os.environ["XLA_FLAGS"] = f"{_given} {_FLAG}=-reduce".strip()
+
 TYPE_CHECKING = (
     False  # `typing` takes longer to import than all that a command does before Ctrl-C is a line; see machine/process
 )

@@ -233,6 +233,17 @@ def test_who_survives_in_craftax_has_achieved_what_it_did(package, option, monke
 
 
 @pytest.mark.slow
+def test_a_world_of_craftax_follows_from_its_key_and_not_from_its_place_in_a_batch():
+    """On a processor XLA made the worlds of every eighth place alike."""
+    need("craftax")
+    env, keys = build("craftax/classic", resets=None), jax.random.split(jax.random.key(0), 20)
+    worlds, _ = jax.jit(jax.vmap(env.reset))(keys)
+    alone = jax.jit(env.reset)
+    for i in (0, 8, 19):
+        assert (worlds.inner.map[i] == alone(keys[i])[0].inner.map).all()
+    assert len({world.tobytes() for world in np.asarray(worlds.inner.map)}) == 20
+
+
 def test_freeway_of_pgx_is_cut_off_and_does_not_end():
     env = build("pgx/minatar_freeway", max_episode_steps=2600)
     told = rows(env, 2600)
