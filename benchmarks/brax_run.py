@@ -43,11 +43,11 @@ def main() -> None:
         num_minibatches=work["num_minibatches"],
         num_updates_per_batch=work["num_epochs"],
         normalize_observations=True,
-        discounting=0.99,
-        clipping_epsilon=0.2,
-        entropy_cost=0.01,
-        max_grad_norm=0.5,
-        learning_rate=2.5e-4,
+        discounting=work["gamma"],
+        clipping_epsilon=work["clip_eps"],
+        entropy_cost=work["entropy_coef"],
+        max_grad_norm=work["max_grad_norm"],
+        learning_rate=work["lr"],
         num_eval_envs=1,
         network_factory=lambda *args, **kwargs: networks.make_ppo_networks(
             *args, **layers, activation=activation, **kwargs

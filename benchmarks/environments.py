@@ -11,7 +11,6 @@ measures nothing, `--untrained` no PPO, `--trained` nothing else; `--table` writ
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
-from benchmarks.measure import ROOT, Failed, Say, run
+from benchmarks.measure import ROOT, Failed, Say, in_page, run
 from rlexp.config import ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv, action_struct, batched, in_words
 from rlexp.types import Continuous, Discrete, EnvSpec
@@ -76,9 +75,7 @@ def _kept() -> dict[str, Any]:
 
 def with_table(text: str, kept: dict[str, Any]) -> str:
     """The page with the rows of what is kept in place of those that it had."""
-    rows = [HEAD, ["---"] * len(HEAD), *(cells(option, kept[option]) for option in sorted(kept))]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return re.sub(r"(?m)^\| option \|.*\n(\|.*\n)+", lambda _: table, text, count=1)
+    return in_page(text, HEAD, [cells(option, kept[option]) for option in sorted(kept)])
 
 
 def cells(option: str, row: dict[str, Any]) -> list[str]:

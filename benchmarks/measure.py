@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -89,6 +90,12 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str
 
     rule = "  ".join("-" * w for w in widths)
     return "\n".join([title, "", line(cells[0]), rule, *map(line, cells[1:]), ""])
+
+
+def in_page(text: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A page of Markdown with these rows in place of those of its first table whose first column has this name."""
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *rows])
+    return re.sub(rf"(?m)^\| {re.escape(head[0])} \|.*\n(\|.*\n)+", lambda _: lines, text, count=1)
 
 
 def verdict(what: str, value: float, bound: float, *, at_least: bool) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 
 from benchmarks import environments, rejax
-from benchmarks.measure import BENCH, ROOT, Failed, Say, machine, run
+from benchmarks.measure import BENCH, ROOT, Failed, Say, in_page, machine, run
 from benchmarks.spaces import PUBLISHED, SEARCHES
 from rlexp import compose
 from rlexp.config import ConfigError
@@ -298,9 +298,7 @@ def publish(kept: dict[str, Any]) -> None:
 
 def with_table(text: str, kept: dict[str, Any]) -> str:
     """The page with a row for each environment in place of those that it had."""
-    rows = [HEAD, ["---"] * len(HEAD), *(cells(name, kept.get(name, {})) for name in names())]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return re.sub(r"(?m)^\| environment \|.*\n(\|.*\n)+", lambda _: table, text, count=1)
+    return in_page(text, HEAD, [cells(name, kept.get(name, {})) for name in names()])
 
 
 def cells(name: str, row: dict[str, Any]) -> list[str]:

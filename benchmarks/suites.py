@@ -1,21 +1,39 @@
-"""Steps per second of the suites' environments, by random actions and by PPO, beside the suites' own trainers.
+"""Steps per second of an environment of each suite, by random actions and by PPO, beside the suites' own trainers.
 
-Brax's PPO trains its own tasks and Playground's, as both publish it; Craftax_Baselines' PPO and PPO-RNN train Craftax's, read
-where they lie. All sides have the same settings, and the jax that is installed here.
+Brax's PPO trains its own tasks and Playground's, as both publish it; Craftax_Baselines' PPO and PPO-RNN train Craftax's and
+PureJaxRL's gymnax's, read where they lie; navix's is of its package. All sides have the same settings, and the jax that is
+installed here, but PureJaxRL, which needs the gymnax of its time and has Rejax's environment. The other suites have no trainer
+of PPO that could be had: there is nothing beside ours.
 """
 
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import peers
-from benchmarks.gpu import PROBE, QUIET
-from benchmarks.measure import ROOT, Failed, Sample, Say, alternate, ratio, run, spread, table, verdict, versions, write
+from benchmarks import peers, rejax
+from benchmarks.gpu import COMMIT as PUREJAXRL_COMMIT
+from benchmarks.gpu import PROBE, PUREJAXRL, QUIET
+from benchmarks.measure import (
+    ROOT,
+    Failed,
+    Sample,
+    Say,
+    alternate,
+    in_page,
+    number,
+    ratio,
+    run,
+    spread,
+    table,
+    verdict,
+    versions,
+    write,
+)
 from benchmarks.worker import Worker
 
 CRAFTAX = "https://github.com/MichaelTMatthews/Craftax_Baselines"
@@ -26,71 +44,110 @@ WARM = 2  # samples that are not kept
 COMPILES_S = 1800.0  # bodies' physics, three programs on one core
 
 
+PACKAGES = ("navix", "xminigrid", "jumanji", "pgx", "brax", "playground", "craftax", "distrax")
+READ = {"Craftax_Baselines": COMMIT, "PureJaxRL": PUREJAXRL_COMMIT}
+HEAD = [
+    "suite",
+    "at once",
+    "random actions",
+    "rlexp",
+    "two devices",
+    "theirs",
+    "rlexp / theirs",
+    "two devices / theirs",
+]
+LEAST_STEPS = 8  # of a rollout
+HP = {  # of all sides
+    "lr": 2.5e-4,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_eps": 0.2,
+    "entropy_coef": 0.01,
+    "value_coef": 0.5,
+    "max_grad_norm": 0.5,
+}
+
+
 class Task(NamedTuple):
     """An environment, and how it is trained on all sides."""
 
     title: str
     env: str
-    peer: str  # brax_run or craftax_run
-    name: str  # what the peer calls it
-    num_steps: int
+    num_steps: int  # of a rollout, at most
     num_epochs: int
     num_minibatches: int
     hidden: tuple[int, ...]
     activation: str
     num_envs: dict[str, tuple[int, ...]]  # by platform
     env_steps: dict[str, int]  # of a sample, rounded down to whole updates, one at least
+    peer: str | None = None  # brax_run, craftax_run, purejaxrl_run or navix_run
+    name: str | None = None  # what the peer calls it
     memory: bool = False
+    resets: str | None = None  # of a processor, where one costs what many steps cost (docs/environments.md)
+
+    def steps(self, platform: str, num_envs: int) -> int:
+        """Of a rollout: more environments share the steps of a sample, so that one more environment is no more work."""
+        return max(LEAST_STEPS, min(self.num_steps, self.env_steps[platform] // num_envs))
 
     def updates(self, platform: str, num_envs: int) -> int:
         """Of a sample."""
-        return max(1, self.env_steps[platform] // (num_envs * self.num_steps))
+        return max(1, self.env_steps[platform] // (num_envs * self.steps(platform, num_envs)))
 
 
-_GPU, _CPU = (1024, 4096), (256, 1024)
-_BODIES = {"num_steps": 32, "num_epochs": 4, "num_minibatches": 16, "hidden": (128, 128, 128), "activation": "silu"}
-_CRAFTAX = {"num_steps": 64, "num_epochs": 4, "num_minibatches": 8}
+_CPU = (256, 1024, 4096)
+_SIZES = {"gpu": (1024, 4096), "cpu": _CPU}
+_BODIES = {
+    "num_steps": 32,
+    "num_epochs": 4,
+    "num_minibatches": 16,
+    "hidden": (128, 128, 128),
+    "activation": "silu",
+    "num_envs": _SIZES,
+    "env_steps": {"gpu": 1_000_000, "cpu": 32_768},
+    "peer": "brax_run",
+    "resets": "auto",
+}
+_CRAFTAX = {"num_steps": 64, "num_epochs": 4, "num_minibatches": 8, "peer": "craftax_run", "resets": "auto"}
+_SMALL = {
+    "num_steps": 64,
+    "num_epochs": 4,
+    "num_minibatches": 8,
+    "hidden": (64, 64),
+    "activation": "tanh",
+    "num_envs": _SIZES,
+    "env_steps": {"gpu": 4_000_000, "cpu": 131_072},
+}
 TASKS = {
-    "ant": Task(
-        "brax ant",
-        "brax/ant",
-        "brax_run",
-        "ant",
-        **_BODIES,
-        num_envs={"gpu": _GPU, "cpu": _CPU},
-        env_steps={"gpu": 1_000_000, "cpu": 30_000},
+    "cartpole": Task("gymnax CartPole", "gymnax/cartpole", **_SMALL, peer="purejaxrl_run"),
+    "navix": Task("navix Empty 5×5", "navix/empty_5x5", **_SMALL, peer="navix_run", name="Navix-Empty-5x5-v0"),
+    "xminigrid": Task("xminigrid Empty 6×6", "xminigrid/empty_6x6", **_SMALL),
+    "jumanji": Task("Jumanji Snake", "jumanji/snake", **_SMALL),
+    "pgx": Task("pgx 2048", "pgx/2048", **_SMALL),
+    "driving": Task(
+        "driving, five kinds of layout", "driving/mixed", **_SMALL | {"env_steps": {"gpu": 1_000_000, "cpu": 65_536}}
     ),
-    "cheetah": Task(
-        "Playground CheetahRun",
-        "playground/cheetah_run",
-        "brax_run",
-        "CheetahRun",
-        **_BODIES,
-        num_envs={"gpu": _GPU, "cpu": _CPU},
-        env_steps={"gpu": 1_000_000, "cpu": 60_000},
-    ),
+    "ant": Task("brax ant", "brax/ant", **_BODIES, name="ant"),
+    "cheetah": Task("Playground CheetahRun", "playground/cheetah_run", **_BODIES, name="CheetahRun"),
     "craftax_classic": Task(
         "Craftax-Classic",
         "craftax/classic",
-        "craftax_run",
-        "Craftax-Classic-Symbolic-v1",
         **_CRAFTAX,
+        name="Craftax-Classic-Symbolic-v1",
         hidden=(512, 512, 512),
         activation="tanh",
-        num_envs={"gpu": _GPU, "cpu": (64, 256)},
-        env_steps={"gpu": 1_500_000, "cpu": 8192},
+        num_envs=_SIZES,
+        env_steps={"gpu": 1_500_000, "cpu": 16_384},
     ),
     "craftax_memory": Task(
         "Craftax, with a memory",
         "craftax/full",
-        "craftax_run",
-        "Craftax-Symbolic-v1",
         **_CRAFTAX,
+        name="Craftax-Symbolic-v1",
         hidden=(512,),
         activation="relu",
         memory=True,
-        num_envs={"gpu": (256, 1024), "cpu": (64, 256)},  # observations of 64 steps of 4,096 are 8.7 GB
-        env_steps={"gpu": 500_000, "cpu": 8192},
+        num_envs={"gpu": (256, 1024), "cpu": _CPU},  # there, observations of 64 steps of 4,096 are 8.7 GB
+        env_steps={"gpu": 500_000, "cpu": 16_384},
     ),
 }
 
@@ -123,7 +180,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, tasks: Sequence[st
                 try:
                     for started in first[key, size]:
                         started.result()
-                    asks = {name: side.ask for name, side in sides.items()}
+                    asks = {name: _sample(side) for name, side in sides.items()}
                     samples[key][size] = alternate(asks, rounds=rounds, say=say)
                 except Failed as error:
                     print(f"{told}: not measured: {error}", file=sys.stderr)
@@ -135,7 +192,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, tasks: Sequence[st
                     samples=samples[key],
                     results=results[key],
                     device=device,
-                    peers=versions("brax", "playground", "craftax", "distrax") | {"Craftax_Baselines": COMMIT},
+                    peers=versions(*PACKAGES) | READ,
                 )
 
 
@@ -144,28 +201,48 @@ def _warm(side: Worker) -> None:
         side.ask(0, timeout_s=COMPILES_S)
 
 
+def _sample(side: Worker) -> Callable[[int], Sample]:
+    def ask(seed: int) -> Sample:
+        answer = side.ask(seed)
+        return answer.get("sample", answer)  # PureJaxRL's side tells more (gpu.py)
+
+    return ask
+
+
 def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool, say: Say) -> dict[str, Worker]:
     updates = 2 if quick else task.updates(platform, num_envs)
-    steps = 8 if quick else task.num_steps
+    steps = LEAST_STEPS if quick else task.steps(platform, num_envs)
     batches = 2 if quick else task.num_minibatches
-    work = task._asdict() | {"num_envs": num_envs, "num_steps": steps, "num_minibatches": batches}
+    work = task._asdict() | HP | {"num_envs": num_envs, "num_steps": steps, "num_minibatches": batches}
     work |= {"updates": updates, "env_steps": updates * steps * num_envs, "samples": rounds + WARM}
-    if task.peer == "craftax_run":
-        work["checkout"] = str(peers.checkout("CRAFTAX_BASELINES", CRAFTAX, COMMIT, "ppo.py", say))
-    # On a processor a reset costs what many steps cost: as many are made as are needed (docs/environments.md).
-    work["resets"] = "auto" if platform == "cpu" else None
+    work["resets"] = task.resets if platform == "cpu" else None
+    python = [sys.executable, "-W", "ignore"]
     base = ours(task, work)
     sides = {"rlexp": base}
     if platform == "cpu" and task.peer == "brax_run" and not quick and _cores() > 1:
         # Physics is small operations, which take one core of a device. Craftax is bound by its network, which takes them all.
         sides["rlexp, two devices"] = [*base, "hardware.mesh.data=2"]
-    python = [sys.executable, "-W", "ignore"]
     made = {"random actions": Worker([*python, "-m", "benchmarks.suites_run", json.dumps(work)])}
+    afresh = task.peer not in (None, "brax_run")  # the others' clock is of a training from its first reset on
     for name, overrides in sides.items():
-        own = work | {"overrides": [*overrides, f"hardware={platform}", *QUIET], "afresh": task.peer == "craftax_run"}
+        own = work | {"overrides": [*overrides, f"hardware={platform}", *QUIET], "afresh": afresh}
         made[name] = Worker([*python, "-m", "benchmarks.suites_run", json.dumps(own)])
-    theirs = [*python, "-P", str(ROOT / "benchmarks" / f"{task.peer}.py"), json.dumps(work)]
-    return made | {"theirs": Worker(theirs)}
+    return made | (_theirs(task, work, platform, say) if task.peer else {})
+
+
+def _theirs(task: Task, work: dict[str, Any], platform: str, say: Say) -> dict[str, Worker]:
+    """The suite's own trainer. Raises Failed: it cannot be had."""
+    python, ways = sys.executable, {"theirs": dict[str, Any]()}
+    if task.peer == "craftax_run":
+        ways["theirs"]["checkout"] = str(peers.checkout("CRAFTAX_BASELINES", CRAFTAX, COMMIT, "ppo.py", say))
+    elif task.peer == "purejaxrl_run":
+        found = peers.checkout("PUREJAXRL", PUREJAXRL, PUREJAXRL_COMMIT, "purejaxrl/ppo.py", say)
+        ways["theirs"]["checkout"] = str(found)
+        python = str(rejax.environment(say, gpu=platform == "gpu"))
+    elif task.peer == "navix_run":  # its network as published has a seventh of the inputs that ours has
+        ways = {"theirs": {"one_hot": True}, "theirs, numbers": {"one_hot": False}}
+    command = [python, "-W", "ignore", "-P", str(ROOT / "benchmarks" / f"{task.peer}.py")]
+    return {name: Worker([*command, json.dumps(work | more)]) for name, more in ways.items()}
 
 
 def ours(task: Task, work: dict[str, Any]) -> list[str]:
@@ -185,14 +262,15 @@ def ours(task: Task, work: dict[str, Any]) -> list[str]:
         *(f"algo.{key}={value}" for key, value in same.items()),
         *(["algo.normalize_observations=true", "algo.action_bounds=squash", "algo.clip_value=false"] if bodies else []),
         "algo.anneal_lr=false",
-        "algo.hp.entropy_coef=0.01",  # theirs; ours would be none where actions are numbers
+        *(f"algo.hp.{key}={value}" for key, value in HP.items()),
         f"total_env_steps={work['env_steps']}",
         *([f"env.resets={work['resets']}"] if work["resets"] else []),
     ]
 
 
 def _told(title: str, samples: dict[str, list[Sample]], device: str) -> dict[str, Any]:
-    ratios = {side: ratio(samples[side], samples["theirs"], RATE) for side in samples if side.startswith("rlexp")}
+    own = [side for side in samples if side.startswith("rlexp") and "theirs" in samples]
+    ratios = {side: ratio(samples[side], samples["theirs"], RATE) for side in own}
     rows: list[Sequence[Any]] = [[side, *spread(of_side, RATE)] for side, of_side in samples.items()]
     rows += [[f"{side} / theirs", x.of_medians, min(x.pairs), max(x.pairs)] for side, x in ratios.items()]
     print(table(f"{title}, {device}: environment steps per second", ["", "median", "least", "greatest"], rows))
@@ -200,6 +278,30 @@ def _told(title: str, samples: dict[str, list[Sample]], device: str) -> dict[str
         print(verdict(f"{title}: steps per second, {side} / theirs", found.of_medians, BOUND, at_least=True), "\n")
     rates = {side: spread(of_side, RATE)._asdict() for side, of_side in samples.items()}
     return {"sides": rates, "ratios": {side: found._asdict() for side, found in ratios.items()}}
+
+
+def with_table(text: str, folder: Path, platform: str = "cpu") -> str:
+    """The page with the medians, and ratios with their least and greatest round, of what is kept in a folder of results."""
+    rows = []
+    for key, task in TASKS.items():
+        path = folder / f"suites_{key}_{platform}.json"
+        kept = json.loads(path.read_text())["results"] if path.exists() else {}
+        rows += [[task.title, size.partition(" ")[0], *_cells(found)] for size, found in kept.items()]
+    return in_page(text, HEAD, rows)
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    def rate(side: str) -> str:
+        return number(found["sides"][side]["median"]) if side in found["sides"] else ""
+
+    def beside(side: str) -> str:
+        if side not in found["ratios"]:
+            return ""
+        of_medians, pairs = found["ratios"][side]["of_medians"], found["ratios"][side]["pairs"]
+        return f"**{of_medians:.2f}** ({min(pairs):.2f} to {max(pairs):.2f})"
+
+    both = ("rlexp", "rlexp, two devices")
+    return [*map(rate, ("random actions", *both, "theirs")), *map(beside, both)]
 
 
 def _cores() -> int:

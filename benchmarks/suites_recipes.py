@@ -8,7 +8,6 @@ says what to expect are written from that.
 
 import argparse
 import json
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 
 from benchmarks.environments import random_return
-from benchmarks.measure import ROOT, Failed, Say
+from benchmarks.measure import ROOT, Failed, Say, in_page
 from benchmarks.recipes import (
     add,
     current,
@@ -115,9 +114,7 @@ def publish(kept: dict[str, Any]) -> None:
 
 def with_table(text: str, kept: dict[str, Any]) -> str:
     """The page with a row for each recipe in place of those that it had."""
-    rows = [HEAD, ["---"] * len(HEAD), *(cells(name, kept.get(name, {})) for name in names())]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return re.sub(r"(?m)^\| recipe \|.*\n(\|.*\n)+", lambda _: table, text, count=1)
+    return in_page(text, HEAD, [cells(name, kept.get(name, {})) for name in names()])
 
 
 def cells(name: str, row: dict[str, Any]) -> list[str]:

@@ -1,14 +1,20 @@
 """The suites' speed: both sides are asked for the same work, and a process that ends is told and stops no other."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import suites, worker
+from benchmarks.__main__ import RESULTS
 from benchmarks.gpu import QUIET
+from benchmarks.measure import ROOT
 from rlexp import compose
 
+DOCS = ROOT / "docs" / "benchmarks.md"
+EARLIER = {"ant", "cheetah", "craftax_classic", "craftax_memory"}  # measured with other sizes, before 4,096 was one
 RATES = {"random actions": 400.0, "rlexp": 300.0, "theirs": 150.0}
 ANSWERS = "from benchmarks.worker import answer; answer(lambda seed: {{'env_steps_per_second': {rate} + seed}})"
 
@@ -16,32 +22,90 @@ ANSWERS = "from benchmarks.worker import answer; answer(lambda seed: {{'env_step
 @pytest.mark.parametrize("name", suites.TASKS)
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_both_sides_are_asked_for_the_same_work(name, platform, tmp_path, monkeypatch):
-    (tmp_path / "ppo.py").touch()
-    monkeypatch.setenv("CRAFTAX_BASELINES", str(tmp_path))
-    task = suites.TASKS[name]
+    (tmp_path / "purejaxrl").mkdir()
+    for script in ("ppo.py", "purejaxrl/ppo.py"):
+        (tmp_path / script).touch()
+    for checkout in ("CRAFTAX_BASELINES", "PUREJAXRL"):
+        monkeypatch.setenv(checkout, str(tmp_path))
+    monkeypatch.setenv("PEERS_PYTHON", "their python")
     monkeypatch.setattr(suites, "_cores", lambda: 2)
+    task = suites.TASKS[name]
     for num_envs in task.num_envs[platform]:
         sides = suites._sides(task, platform, num_envs, rounds=5, quick=False, say=print)
-        work = json.loads(sides["theirs"]._command[-1])
-        ours = {side: json.loads(made._command[-1])["overrides"] for side, made in sides.items() if "rlexp" in side}
+        assert ("theirs" in sides) == bool(task.peer)
+        if task.peer:
+            python, *_, script, _ = sides["theirs"]._command
+            assert Path(script).is_file() and (python == "their python") == (task.peer == "purejaxrl_run")
+        works = {side: json.loads(made._command[-1]) for side, made in sides.items()}
+        work = works["random actions"]
+        same = [
+            *suites.HP,
+            "num_envs",
+            "num_steps",
+            "num_epochs",
+            "num_minibatches",
+            "hidden",
+            "activation",
+            "env_steps",
+        ]
+        assert all([other[key] for key in same] == [work[key] for key in same] for other in works.values())
+        ours = {side: other["overrides"] for side, other in works.items() if "rlexp" in side}
         devices = 2 if platform == "cpu" and task.peer == "brax_run" else 1
         assert ("rlexp, two devices" in ours) == (devices == 2)
         for side, overrides in ours.items():
+            assert works[side]["afresh"] == (task.peer in ("craftax_run", "purejaxrl_run", "navix_run"))
             node, _ = compose.compose_node(overrides)
             assert node["hardware"]["mesh"]["data"] == (devices if side.endswith("devices") else 1)
             for key in ("num_envs", "num_steps", "num_epochs", "num_minibatches"):
                 assert node["algo"][key] == work[key]
             assert node["total_env_steps"] == work["env_steps"] and node["hardware"]["platform"] == platform
-            assert node["env"]["module"].rpartition(".")[2] == task.env.partition("/")[0]
-            assert node["env"].get("resets") == "auto" or platform == "gpu"
+            assert node["env"]["module"] == compose.compose_node([f"env={task.env}"])[0]["env"]["module"]
+            assert work["resets"] == (task.resets if platform == "cpu" else None)
+            assert work["resets"] is None or node["env"]["resets"] == work["resets"]
             layers = node["network"]["torso"] if task.memory else node["network"]
             assert layers["hidden"] == list(task.hidden) and layers["activation"] == task.activation
-            own = node["algo"]["hp"]  # what both peers' files say
-            assert (own["gamma"], own["gae_lambda"], own["clip_eps"], own["lr"]) == (0.99, 0.95, 0.2, 2.5e-4)
-            assert (own["entropy_coef"], own["value_coef"], own["max_grad_norm"]) == (0.01, 0.5, 0.5)
-        updates = work["env_steps"] / (num_envs * task.num_steps)
-        assert updates >= 1 and updates == int(updates)
+            assert {key: node["algo"]["hp"][key] for key in suites.HP} == suites.HP
+            assert node["algo"]["anneal_lr"] is False
+        updates = work["env_steps"] / (num_envs * work["num_steps"])
+        assert updates >= 1 and updates == int(updates) == work["updates"]
         assert work["num_envs"] % work["num_minibatches"] == 0  # of which Brax makes its batches
+
+
+@pytest.mark.parametrize("key", suites.TASKS)
+def test_more_environments_are_no_more_work(key):
+    task = suites.TASKS[key]
+    for platform, sizes in task.num_envs.items():
+        for num_envs in sizes:
+            steps = task.steps(platform, num_envs)
+            done = num_envs * steps * task.updates(platform, num_envs)
+            assert suites.LEAST_STEPS <= steps <= task.num_steps
+            assert done <= task.env_steps[platform] or (steps, task.updates(platform, num_envs)) == (
+                suites.LEAST_STEPS,
+                1,
+            )
+            assert done > task.env_steps[platform] / 2
+
+
+def test_the_page_has_what_was_measured():
+    """`UPDATE_GOLDEN=1` writes the page anew."""
+    for key in set(suites.TASKS) - EARLIER:
+        task, kept = suites.TASKS[key], json.loads((RESULTS / f"suites_{key}_cpu.json").read_text())
+        assert list(kept["results"]) == [f"{num_envs:,} environments" for num_envs in task.num_envs["cpu"]]
+        assert kept["settings"] == json.loads(json.dumps(task._asdict()))
+        for sides in kept["samples"].values():
+            assert {"random actions", "rlexp"} | ({"theirs"} if task.peer else set()) <= set(sides)
+            assert all(len(of_side) >= 5 for of_side in sides.values())
+    page = suites.with_table(DOCS.read_text(), RESULTS)
+    if os.environ.get("UPDATE_GOLDEN"):
+        DOCS.write_text(page)
+    assert DOCS.read_text() == page
+
+
+def test_there_is_a_task_of_each_suite_with_256_to_4096_environments():
+    tasks = suites.TASKS.values()
+    measured = {task.env.partition("/")[0] for task in tasks}
+    assert measured == {"gymnax", "navix", "xminigrid", "jumanji", "pgx", "driving", "brax", "playground", "craftax"}
+    assert all(task.num_envs["cpu"] == (256, 1024, 4096) for task in tasks)
 
 
 def test_what_is_measured_is_kept_beside_a_side_that_ends(tmp_path, monkeypatch, capsys):
