@@ -5,12 +5,21 @@ import is `rlexp.api`. Importing this is cheap: JAX and the rest come with the f
 """
 
 import os
+import sys
 
 # On processors jaxlib 0.10.2 has sums made by YNNPACK wrongly and without a word, such as that of every eighth row of a batch in
 # place of each (github.com/jax-ml/jax/issues/39103); later ones end at some. XLA reads this when JAX first looks for devices.
 _FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 if _FLAG not in (_given := os.environ.get("XLA_FLAGS", "")):
     os.environ["XLA_FLAGS"] = f"{_given} {_FLAG}=-reduce".strip()
+    if "jax" in sys.modules and sys.modules["jax"].__version__ == "0.10.2":
+        from jax._src.xla_bridge import backends_are_initialized  # no public function says so
+
+        if backends_are_initialized():
+            import warnings
+
+            told = "some sums on a processor are wrong with jaxlib 0.10.2, unless rlexp is imported before JAX computes anything"
+            warnings.warn(told, stacklevel=2)
 
 TYPE_CHECKING = (
     False  # `typing` takes longer to import than all that a command does before Ctrl-C is a line; see machine/process

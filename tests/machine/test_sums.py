@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rlexp  # noqa: F401 - sets the flag that this is about
+
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
 
@@ -52,3 +54,11 @@ def test_flags_that_a_user_has_set_are_kept(given, kept):
     env |= {"XLA_FLAGS": given} if given else {}
     told = "import os, rlexp; print(os.environ['XLA_FLAGS'])"
     assert subprocess.check_output([sys.executable, "-c", told], env=env, text=True, timeout=60).strip() == kept
+
+
+@pytest.mark.parametrize("before", ["import jax", "import jax; jax.devices()"], ids=["in time", "too late"])
+def test_who_imports_rlexp_too_late_is_warned(before):
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-c", f"{before}\nimport rlexp"]
+    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stderr
+    assert ("UserWarning: some sums" in told) == ("devices" in before and jax.__version__ == "0.10.2")
