@@ -44,8 +44,6 @@ SIZES = {  # a GPU does millions of steps in a second
     "256 environments": FULL._replace(total_env_steps=4_000_000),
 }
 PROBE = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep='|')"
-PUREJAXRL = "https://github.com/luchris429/purejaxrl"
-COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
 QUIET = ["logger=quiet", "checkpoint=off", "eval.every_env_steps=null"]
 
 
@@ -168,7 +166,7 @@ def _sides(platform: str, work: Work, about: dict, *, quick: bool, say: Say) -> 
         return sides
     scripts = {"rejax": "rejax_run.py"}
     try:
-        told["checkout"] = str(peers.checkout("PUREJAXRL", PUREJAXRL, COMMIT, "purejaxrl/ppo.py", say))
+        told["checkout"] = str(peers.purejaxrl(say))
         scripts["purejaxrl"] = "purejaxrl_run.py"
     except Failed as error:
         say(f"without PureJaxRL: {error}")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from benchmarks.measure import BENCH, Failed, Say, run
 
+PUREJAXRL = "https://github.com/luchris429/purejaxrl"
+PUREJAXRL_COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
+
 
 def environment(name: str, requirements: Path, say: Say, *, more: Sequence[str] = ()) -> Path:
     """The Python of a peer's environment, which is made where it is missing or its requirements have changed.
@@ -57,3 +60,8 @@ def checkout(name: str, url: str, commit: str, file: str, say: Say) -> Path:
         run(["git", "clone", "--quiet", url, str(place)], timeout_s=600)
         run(["git", "-C", str(place), "checkout", "--quiet", commit], timeout_s=60)
     return place
+
+
+def purejaxrl(say: Say) -> Path:
+    """A checkout of PureJaxRL. Raises Failed: there is none, and none to be had."""
+    return checkout("PUREJAXRL", PUREJAXRL, PUREJAXRL_COMMIT, "purejaxrl/ppo.py", say)

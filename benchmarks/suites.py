@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import peers, rejax
-from benchmarks.gpu import COMMIT as PUREJAXRL_COMMIT
-from benchmarks.gpu import PROBE, PUREJAXRL, QUIET
+from benchmarks.gpu import PROBE, QUIET
 from benchmarks.measure import (
     ROOT,
     Failed,
@@ -45,7 +44,7 @@ COMPILES_S = 1800.0  # bodies' physics, three programs on one core
 
 
 PACKAGES = ("navix", "xminigrid", "jumanji", "pgx", "brax", "playground", "craftax", "distrax")
-READ = {"Craftax_Baselines": COMMIT, "PureJaxRL": PUREJAXRL_COMMIT}
+READ = {"Craftax_Baselines": COMMIT, "PureJaxRL": peers.PUREJAXRL_COMMIT}
 HEAD = [
     "suite",
     "at once",
@@ -236,8 +235,7 @@ def _theirs(task: Task, work: dict[str, Any], platform: str, say: Say) -> dict[s
     if task.peer == "craftax_run":
         ways["theirs"]["checkout"] = str(peers.checkout("CRAFTAX_BASELINES", CRAFTAX, COMMIT, "ppo.py", say))
     elif task.peer == "purejaxrl_run":
-        found = peers.checkout("PUREJAXRL", PUREJAXRL, PUREJAXRL_COMMIT, "purejaxrl/ppo.py", say)
-        ways["theirs"]["checkout"] = str(found)
+        ways["theirs"]["checkout"] = str(peers.purejaxrl(say))
         python = str(rejax.environment(say, gpu=platform == "gpu"))
     elif task.peer == "navix_run":  # its network as published has a seventh of the inputs that ours has
         ways = {"theirs": {"one_hot": True}, "theirs, numbers": {"one_hot": False}}
