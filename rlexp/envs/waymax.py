@@ -4,10 +4,11 @@ Written from Waymax's published documentation (waymo-research.github.io/waymax),
 which it gives. It comes from GitHub alone: PyPI's package of that name is another one. docs/womd.md says more, and what there is
 instead.
 
-actions       Acceleration and steering, each within [-1, 1]: those of waymax.dynamics.InvertibleBicycleModel.
+actions       Acceleration and steering, each within [-1, 1]: those of waymax.dynamics.InvertibleBicycleModel, normalised.
 observations  `objects` [N, 7]: x, y, vx, vy, cos and sin of the heading, 1, in the car's frame; `road` [K, 5]: x, y,
               direction, 1. What is not valid is 0.
-reward        Waymax's linear combination of metrics, by `env.rewards`.
+reward        Waymax's linear combination of metrics, by `env.rewards`, of the state after the step. (Its wrapper for brax takes the
+              one before it.)
 end           A metric of `env.terminate_on` above 0 ends an episode; the end of the record cuts it short.
 """
 
@@ -62,7 +63,7 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     game = made(
         "waymax",
         lambda: environments.PlanningAgentEnvironment(
-            dynamics_model=dynamics.InvertibleBicycleModel(),
+            dynamics_model=dynamics.InvertibleBicycleModel(normalize_actions=True),
             config=config_of.EnvironmentConfig(
                 max_num_objects=config.objects,
                 metrics=config_of.MetricsConfig(metrics_to_run=metrics),
@@ -79,8 +80,10 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     def step(key: jax.Array, state: Any, action: Any) -> Transition:
         del key
         acted = datatypes.Action(data=action, valid=jnp.ones((1,), bool))
-        reward = game.reward(state, acted)
         after = game.step(state, acted)
+        reward = game.reward(
+            after, acted
+        )  # of the metrics of the state it is given: else what ends an episode costs nothing
         told = {name: jnp.sum(x.value * x.valid) for name, x in game.metrics(after).items()}
         over = jnp.any(jnp.stack([told[name] > 0 for name in config.terminate_on] or [jnp.zeros((), bool)]))
         return Transition(after, observe(after), jnp.sum(reward), over, jnp.all(after.is_done), told)

@@ -29,7 +29,8 @@ def starts(num: int, kinds: tuple = scenario.KINDS, density: float = 1.0, logged
 def paid(before, action):
     after = state.advance(before, action)
     happened = rewards.events(before, after)
-    return observation.observe(after, 8, leader=True), rewards.terms(happened, after), rewards.metrics(happened, after)
+    told = rewards.metrics(rewards.remember(happened, after))
+    return observation.observe(after, 8, leader=True), rewards.terms(happened, after), told
 
 
 def elsewhere(at, angle, shift):
@@ -87,7 +88,7 @@ def test_a_collision_is_where_boxes_meet_and_nobody_begins_with_one():
     happened, after = one_step()(fast, STRAIGHT_ON)
     np.testing.assert_array_equal(np.asarray(happened.collision)[there], True)
     np.testing.assert_array_equal(np.asarray(happened.at_fault)[there], True)
-    told = jax.vmap(rewards.metrics)(happened, after)
+    told = jax.vmap(rewards.metrics)(after)
     np.testing.assert_array_equal(np.asarray(told["accuracy"])[there], 0)
     np.testing.assert_array_equal(np.asarray(told["score"])[there], 0)
     before = leader.position[:, 0] + 4.4 * jnp.stack([jnp.cos(leader.heading[:, 0]), jnp.sin(leader.heading[:, 0])], -1)
@@ -130,6 +131,32 @@ def test_crossing_the_line_counts_while_the_light_is_red_only():
         )
         assert crossed.sum() > 2
         np.testing.assert_array_equal(happened.red_light, crossed & expected)
+
+
+def test_what_happened_once_in_an_episode_is_told_at_its_end():
+    """A task of terms may go on after it: off the road at a step, and on it from then on."""
+    at = starts(16)
+    right = jnp.stack([jnp.sin(at.ego.heading), -jnp.cos(at.ego.heading)], -1)
+    gone = ego_at(at, position=at.ego.position + 40.0 * right, speed=jnp.zeros((16,)))
+    off, then = one_step()(gone, STRAIGHT_ON)
+    back = ego_at(then, position=at.ego.position, heading=at.ego.heading, speed=jnp.full((16,), 10.0))
+    on = back
+    for _ in range(3):
+        happened, on = one_step()(on, STRAIGHT_ON)
+    assert np.asarray(off.off_road).all() and not np.asarray(happened.off_road).all()
+    told = jax.vmap(rewards.metrics)(on)
+    assert (told["off_road"] == 1).all() and (told["accuracy"] == 0).all() and (told["score"] == 0).all()
+    never = jax.vmap(rewards.metrics)(one_step()(at, STRAIGHT_ON)[1])
+    assert (never["off_road"] == 0).all() and (never["accuracy"] == 1).all()
+
+
+def test_who_comes_to_the_end_of_the_route_has_made_all_the_progress_there_is():
+    """What it is measured by stays there too, however long it has time."""
+    at = starts(16)
+    near = at._replace(reference=jnp.full((16,), state.END - 0.5), reference_speed=jnp.full((16,), 15.0))
+    for _ in range(3):
+        near = one_step()(near, STRAIGHT_ON)[1]
+    np.testing.assert_allclose(near.reference, state.END)
 
 
 @pytest.mark.parametrize("askew", [-0.4, 0.0, 0.3])

@@ -99,7 +99,7 @@ def slopes_of(at: State, kind: Any, action: Any, seed: Any) -> Any:
         after, happened = world.drive(CONFIG, jax.tree.unflatten(structure, own), action)
         told = (
             rewards.terms(happened, after),
-            rewards.metrics(happened, after),
+            rewards.metrics(after),
             observation.observe(after, 8, leader=True),
         )
         return [x for x in jax.tree.leaves((after, happened, told)) if jnp.issubdtype(x.dtype, jnp.floating)]

@@ -89,11 +89,14 @@ def standin(monkeypatch):
         assert config.path == "there" and config.max_num_objects == 4
         return (Simulated(np.float32(0.1 * i), np.int32(0)) for i in range(10))
 
+    def bicycle(dt=0.1, max_accel=6.0, max_steering=0.3, normalize_actions=False):
+        assert normalize_actions  # else an action of 1 is 1 m/s²
+
     parts = {
         "config": Told(
             EnvironmentConfig=Told, MetricsConfig=Told, LinearCombinationRewardConfig=Told, DatasetConfig=Told
         ),
-        "dynamics": Told(InvertibleBicycleModel=lambda: None),
+        "dynamics": Told(InvertibleBicycleModel=bicycle),
         "env": Told(PlanningAgentEnvironment=Environment),
         "datatypes": Told(Action=Told, sdc_observation_from_state=seen),
         "dataloader": Told(simulator_state_generator=generated),
@@ -124,10 +127,28 @@ def test_the_adapter_keeps_the_contract_of_environments(standin):
     slow = played(0.1)
     assert slow.last.tolist() == [False, False, False, True, False]  # the end of the record cuts it short
     assert slow.discount.tolist() == [1, 1, 1, 1, 1] and slow.first.tolist() == [True, False, False, False, True]
-    np.testing.assert_allclose(slow.reward[1:4], -slow.obs["objects"][:3, 0, 0], rtol=1e-5)
+    np.testing.assert_allclose(slow.reward[1:4], -slow.obs["objects"][1:4, 0, 0], rtol=1e-5)
     assert not slow.obs["objects"][:, 2:].any() and slow.obs["road"].all()
     fast = played(1.0)
     assert fast.discount.tolist()[:3] == [1, 1, 0] and fast.last[2]  # a metric ends it
+
+
+def test_what_ends_an_episode_is_paid(standin):
+    env = build_env(
+        "waymax",
+        path="there",
+        scenarios=3,
+        objects=4,
+        road_points=5,
+        rewards={"overlap": -5.0},
+        terminate_on=["overlap"],
+    )
+    state, _ = env.reset(jax.random.key(0))
+    paid = []
+    for _ in range(2):
+        state, row = env.step(state, jnp.asarray([1.0, 0.0]))
+        paid.append(float(row.reward))
+    assert row.last and row.discount == 0 and paid == [0.0, -5.0]
 
 
 def test_without_data(standin):

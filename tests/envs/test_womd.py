@@ -43,6 +43,46 @@ def pool():
     return jax.tree.map(lambda *x: np.stack(x), *(scene_of(record) for _, record in drives()))
 
 
+def test_another_level_is_left_out():
+    """A bridge 8 m above the way: its edges, its lanes, and who drives on it. At 2 m they are on the way."""
+    record, (x, y) = drives()[0][1], (drives()[0][1][f"state/future/{name}"][0, ::10] for name in "xy")
+    begin = int(record["roadgraph_samples/valid"].sum())
+    edges, lanes = slice(begin, begin + len(x)), slice(begin + len(x), begin + 2 * len(x))
+
+    def least(height):
+        bridge = {name: values.copy() for name, values in record.items()}
+        for there, kind in ((edges, features.EDGES[0]), (lanes, features.STREET)):
+            bridge["roadgraph_samples/xyz"][there] = np.stack([x, y, np.full(len(x), height)], axis=-1)
+            bridge["roadgraph_samples/valid"][there] = 1
+            bridge["roadgraph_samples/type"][there] = kind
+            bridge["roadgraph_samples/id"][there] = 999
+        slot = int(np.flatnonzero((record["state/current/valid"] != 1).all(axis=1))[0])
+        for span in features.SPANS:
+            for name in ("x", "y", "bbox_yaw", "velocity_x", "velocity_y", "length", "width", "valid"):
+                bridge[f"state/{span}/{name}"][slot] = record[f"state/{span}/{name}"][0]
+            bridge[f"state/{span}/z"][slot] = height
+        bridge["state/type"][slot] = features.VEHICLE
+        scene = scene_of(bridge)
+        origin = np.array([record["state/current/x"][0, 0], record["state/current/y"][0, 0]])
+        log = np.stack([x, y], axis=-1) - origin
+        lane = np.stack([scene.lanes.x, scene.lanes.y], axis=-1)
+        to_edge, to_lane = (np.linalg.norm(p[:, None] - log, axis=-1).min() for p in (scene.edges, lane))
+        return to_edge, to_lane, np.linalg.norm(scene.position[0], axis=-1).min(), scene
+
+    plain = scene_of(record)
+    to_edge, to_lane, to_car, _ = least(2.0)
+    assert to_edge < 0.01 and to_lane < 0.01 and to_car < 0.01
+    for height in (8.0, -8.0):
+        jax.tree.map(np.testing.assert_array_equal, least(height)[-1], plain)
+    assert least(np.nan)[0] < 0.01  # of a height that is not known nothing is said
+    hill = {name: values.copy() for name, values in record.items()}  # of a quarter, along x and y
+    for group in ("roadgraph_samples", "path_samples"):
+        hill[f"{group}/xyz"][..., 2] = 0.25 * hill[f"{group}/xyz"][..., 0] + 0.1 * hill[f"{group}/xyz"][..., 1]
+    for span in features.SPANS:
+        hill[f"state/{span}/z"] = 0.25 * hill[f"state/{span}/x"] + 0.1 * hill[f"state/{span}/y"]
+    jax.tree.map(np.testing.assert_array_equal, scene_of(hill), plain)
+
+
 # --- what a record becomes -----------------------------------------------------------------------------------------------
 
 
@@ -209,7 +249,7 @@ def compiled():
     def step(scenes, state, action, logged):
         action = jnp.where(logged, world.logged(scenes, state), action)
         after, happened = world.drive(scenes, state, action, None)
-        return after, happened, world.rewards.metrics(happened, after)
+        return after, happened, world.rewards.metrics(after)
 
     begin = jax.jit(jax.vmap(world.begin, in_axes=(None, 0)))
     seen = jax.jit(jax.vmap(lambda p, s: world.observe(p, s, 8, 16, leader=True), in_axes=(None, 0)))

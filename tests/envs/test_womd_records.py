@@ -227,6 +227,18 @@ def test_no_link_and_no_file_that_comes_meanwhile_is_overwritten(drives, tmp_pat
         features.write(tmp_path / "nowhere" / "x", drives[:1])
 
 
+def test_hidden_files_of_a_folder_are_not_read(drives, tmp_path):
+    """What a writer that was killed leaves, and what another system puts beside a file."""
+    features.write(tmp_path / "some.tfrecord-00000-of-00001", drives[:2])
+    for name in (".some.tfrecord-00000-of-00001-1a2b", "._some.tfrecord-00000-of-00001"):
+        (tmp_path / name).write_bytes(b"x")
+    assert len(list(features.read(str(tmp_path)))) == 2
+    for path in tmp_path.glob("some*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r'has no file with "tfrecord" in its name'):
+        tfrecord.files(str(tmp_path))
+
+
 def test_the_command_writes_files_that_are_read(drives, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generate, "records", lambda kinds, num, *, seed: iter(drives[:num]))
     arguments = [str(tmp_path / "made"), "--num=3", "--files=2", "--scenarios", "crossing"]

@@ -11,8 +11,8 @@ from rlexp.config import NonNegative, schema
 from rlexp.envs.base import Transition
 from rlexp.envs.driving import traffic
 from rlexp.envs.driving.geometry import Lane, at_station, boxes_overlap, corners, road_distance, turned, unit
-from rlexp.envs.driving.scenario import LANE_WIDTH, LENGTH
-from rlexp.envs.driving.state import State
+from rlexp.envs.driving.scenario import LANE_WIDTH
+from rlexp.envs.driving.state import END, State
 from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, SIZE, Ego, box
 from rlexp.ops import slopes
 from rlexp.types import PyTree
@@ -91,7 +91,7 @@ def events(before: State, after: State) -> Events:
         at_fault=jnp.any(hits & (forwards > -length / 2)) & (ego.speed > STANDS),
         off_road=jnp.any(distance > 0),
         red_light=crossed & (traffic.colour(scenario, before.time)[0] == 2),
-        arrived=station > LENGTH - 2 * length,
+        arrived=station > END,
         progress=station - was,
         excess=slopes.larger(ego.speed - scenario.limit, 0.0),
         aside=jnp.abs(after.view.aside[0, 0]),
@@ -151,42 +151,46 @@ def transition(happened: Events, after: Any, shown: PyTree, weights: Mapping[str
         jnp.sum(jnp.stack(weighed)),
         terminated=happened.collision | happened.off_road | happened.red_light,
         truncated=happened.arrived,
-        info=metrics(happened, after),
+        info=metrics(after),
     )
 
 
 def remember(happened: Events, after: Any) -> Any:
-    """The state with what the metrics of the whole episode need."""
-    ego = after.ego
+    """The state with what the metrics of the whole episode need: what ends an episode may not, in a task of terms."""
+    ego, past = after.ego, after.past
     rough = (ego.acceleration < _BRAKES - 1e-3) | (ego.acceleration > _ACCELERATES + 1e-3)
     rough |= (happened.lateral > _LATERAL) | (happened.yaw_rate > _YAW_RATE)
     return after._replace(
-        hurried=after.hurried | (happened.time_to_collision < _TIME_TO_COLLISION),
-        rough=after.rough | rough,
-        excess=after.excess + happened.excess,
+        past=past._replace(
+            collision=past.collision | happened.collision,
+            at_fault=past.at_fault | happened.at_fault,
+            off_road=past.off_road | happened.off_road,
+            red_light=past.red_light | happened.red_light,
+            hurried=past.hurried | (happened.time_to_collision < _TIME_TO_COLLISION),
+            rough=past.rough | rough,
+            excess=past.excess + happened.excess,
+        )
     )
 
 
-def metrics(happened: Events, after: Any) -> dict[str, Float[Array, ""]]:
-    """Of the episode so far. Only the last step of an episode ends it, so that events of it are the episode's.
-
-    `score` is in nuPlan's form: what must not happen multiplies, the rest is a weighted mean.
-    """
-    ended = happened.collision | happened.off_road | happened.red_light
+def metrics(after: Any) -> dict[str, Float[Array, ""]]:
+    """Of the episode so far. `score` is in nuPlan's form: what must not happen multiplies, the rest is a weighted mean."""
+    past = after.past
+    failed = past.collision | past.off_road | past.red_light
     done = after.station - after.start
     possible = after.reference - after.start
     progress = jnp.clip(jnp.maximum(done, 0.0) / jnp.maximum(possible, 1.0), 0.0, 1.0)
     progress = jnp.where(possible < 1.0, 1.0, progress)  # nobody could have moved
-    within_limit = jnp.maximum(1.0 - after.excess / jnp.maximum(after.time / DT, 1.0) / _OVERSPEED, 0.0)
-    calm, smooth = ~after.hurried, ~after.rough
+    within_limit = jnp.maximum(1.0 - past.excess / jnp.maximum(after.time / DT, 1.0) / _OVERSPEED, 0.0)
+    calm, smooth = ~past.hurried, ~past.rough
     weighed = jnp.where(calm, 5.0, 0.0) + 5.0 * progress + 4.0 * within_limit + jnp.where(smooth, 2.0, 0.0)
-    fine = ~(happened.at_fault | happened.off_road | happened.red_light) & (progress > _MAKES_PROGRESS)
+    fine = ~(past.at_fault | past.off_road | past.red_light) & (progress > _MAKES_PROGRESS)
     told = {
-        "accuracy": ~ended,
-        "collision": happened.collision,
-        "at_fault_collision": happened.at_fault,
-        "off_road": happened.off_road,
-        "run_red_light": happened.red_light,
+        "accuracy": ~failed,
+        "collision": past.collision,
+        "at_fault_collision": past.at_fault,
+        "off_road": past.off_road,
+        "run_red_light": past.red_light,
         "progress_ratio": progress,
         "time_to_collision_within_bound": calm,
         "speed_limit_compliance": within_limit,

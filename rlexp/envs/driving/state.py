@@ -8,10 +8,30 @@ from jaxtyping import Array, Bool, Float
 
 from rlexp.envs.driving import traffic
 from rlexp.envs.driving.geometry import at_station, turned
-from rlexp.envs.driving.scenario import CARS, NUM_LANES, Cars, Scenario, Start
+from rlexp.envs.driving.scenario import CARS, LENGTH, NUM_LANES, Cars, Scenario, Start
 from rlexp.envs.driving.traffic import Drivers, Seen
-from rlexp.envs.driving.vehicle import DT, Ego, bicycle
+from rlexp.envs.driving.vehicle import DT, SIZE, Ego, bicycle
 from rlexp.ops import slopes
+
+END = LENGTH - 2 * SIZE[0]  # m: the station where a route ends
+
+
+class Past(NamedTuple):
+    """What has happened in an episode so far."""
+
+    collision: Bool[Array, ""]
+    at_fault: Bool[Array, ""]
+    off_road: Bool[Array, ""]
+    red_light: Bool[Array, ""]
+    hurried: Bool[Array, ""]  # a collision was near
+    rough: Bool[Array, ""]  # accelerations were uncomfortable
+    excess: Float[Array, ""]  # sum over steps of the speed above the limit, m / s
+
+
+def no_past() -> Past:
+    """Of an episode that begins."""
+    no = jnp.zeros((), bool)
+    return Past(no, no, no, no, no, no, jnp.zeros(()))
 
 
 class State(NamedTuple):
@@ -26,10 +46,7 @@ class State(NamedTuple):
     reference: Float[Array, ""]  # its station
     reference_speed: Float[Array, ""]
     view: Seen
-    # of the episode so far
-    hurried: Bool[Array, ""]  # a collision was near
-    rough: Bool[Array, ""]  # accelerations were uncomfortable
-    excess: Float[Array, ""]  # sum over steps of the speed above the limit, m / s
+    past: Past
 
     @property
     def station(self) -> Float[Array, ""]:
@@ -47,10 +64,10 @@ def begin(start: Start) -> State:
     scenario, cars, station, speed, aside, askew = start
     at = at_station(station, jax.tree.map(lambda x: x[0], scenario.lanes))
     side = turned(jnp.stack([jnp.zeros_like(aside), aside]), at.heading)
-    zero, no = jnp.zeros(()), jnp.zeros((), bool)
+    zero = jnp.zeros(())
     ego = Ego(at.position + side, at.heading + askew, speed, zero, zero)
     view = traffic.seen(scenario, ego, cars)
-    return State(scenario, ego, cars, zero, view.station[0, 0], station, speed, view, no, no, zero)
+    return State(scenario, ego, cars, zero, view.station[0, 0], station, speed, view, no_past())
 
 
 def advance(state: State, action: Float[Array, " 2"]) -> State:
@@ -65,7 +82,7 @@ def advance(state: State, action: Float[Array, " 2"]) -> State:
         ego=ego,
         cars=cars,
         time=state.time + DT,
-        reference=state.reference + (state.reference_speed + speed) / 2 * DT,
+        reference=slopes.smaller(state.reference + (state.reference_speed + speed) / 2 * DT, END),
         reference_speed=speed,
         view=traffic.seen(scenario, ego, cars),
     )

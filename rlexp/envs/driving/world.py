@@ -128,7 +128,7 @@ def world(config: Config) -> World:
         params,
         lambda key, params: start(config, key, params),
         lambda key, state, action, params: drive(config, state, action),
-        rewards.metrics,
+        lambda happened, state: rewards.metrics(state),
         FUNCTIONS,
         resets=config.resets,
         draw=draw,

@@ -39,6 +39,11 @@ _LONGEST = SPACING * (NUM_POINTS - 1) - 10.0  # of a route
 _APART = 4.0  # m, of points of lanes that are kept
 _BESIDE = 2.0  # m along the route from a line to an edge of the road that is beside it
 _WIDEST = 20.0  # m: of a road without edges
+_AROUND, _STOREY, _SLOPE = (
+    30.0,
+    4.0,
+    0.3,
+)  # m beside the way; m above or below, where another road is; of the steepest hill
 _TOLD = {VEHICLE: 1.0, CYCLIST: 2 / 3, PEDESTRIAN: 1 / 3}
 
 
@@ -83,7 +88,7 @@ def scene_of(features: Mapping[str, np.ndarray], where: str, sizes: Sizes, *, sp
     check_valid(features, where)
     state = {
         name: over_time(features, "state", name)
-        for name in ("x", "y", "bbox_yaw", "velocity_x", "velocity_y", "length", "width", "valid")
+        for name in ("x", "y", "z", "bbox_yaw", "velocity_x", "velocity_y", "length", "width", "valid")
     }
     valid = state["valid"] == 1
     sdc = _sdc(features, valid, where)
@@ -92,6 +97,8 @@ def scene_of(features: Mapping[str, np.ndarray], where: str, sizes: Sizes, *, sp
     velocity = np.stack([state["velocity_x"], state["velocity_y"]], axis=-1)
     heading = state["bbox_yaw"]
     log = position[sdc, valid[sdc]]
+    way = np.concatenate([log, state["z"][sdc, valid[sdc], None]], axis=1)
+    valid &= _on_our_level(np.concatenate([position, state["z"][..., None]], axis=-1), way)
     speed = np.linalg.norm(velocity[sdc], axis=-1)
     limit = max(speed_limit, float(speed[valid[sdc]].max()))
 
@@ -105,7 +112,7 @@ def scene_of(features: Mapping[str, np.ndarray], where: str, sizes: Sizes, *, sp
     line, colour, lit = _lights(features, origin, route, own, length)
     nearest = _nearest_objects(position, valid, sdc, sizes.objects)
     there = np.concatenate([own[: int(length / SPACING) + 6], log])
-    edges, lanes = _map(features, origin, there, sizes, limit)
+    edges, lanes = _map(features, origin, there, way, sizes, limit)
     kinds = np.array([_TOLD.get(int(x), 1.0) for x in features["state/type"][nearest]])
     count = len(nearest)
 
@@ -353,6 +360,15 @@ def _is_along(
     return float(direction @ [np.cos(heading), np.sin(heading)]) > 0.5 and aside < LANE_WIDTH / 2
 
 
+def _on_our_level(points: np.ndarray, way: np.ndarray) -> np.ndarray:
+    """Of points [..., 3] all but those that are beside the way [n, 3] and on another level: on a bridge over it, or under it."""
+    places = np.clip(np.nan_to_num(points[..., :2]), -NOWHERE, NOWHERE)  # of what is not valid they may be anything
+    distance, nearest = KDTree(way[:, :2]).query(places)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(points[..., 2] - way[nearest, 2])
+    return (distance > _AROUND) | ~np.isfinite(apart) | (apart <= _STOREY + _SLOPE * distance)
+
+
 def _nearest_objects(position: np.ndarray, valid: np.ndarray, sdc: int, most: int) -> np.ndarray:
     """Those that come nearest to the car, from the current step on, in the order of the record."""
     both = valid[:, CURRENT:] & valid[sdc, CURRENT:]
@@ -364,11 +380,17 @@ def _nearest_objects(position: np.ndarray, valid: np.ndarray, sdc: int, most: in
 
 
 def _map(
-    features: Mapping[str, np.ndarray], origin: np.ndarray, there: np.ndarray, sizes: Sizes, limit: float
+    features: Mapping[str, np.ndarray],
+    origin: np.ndarray,
+    there: np.ndarray,
+    way: np.ndarray,
+    sizes: Sizes,
+    limit: float,
 ) -> tuple[np.ndarray, Lane]:
     """Points of edges of the road and of lanes, those nearest to where the car was and may go."""
     kind = np.where(features["roadgraph_samples/valid"] == 1, features["roadgraph_samples/type"], 0)[:, 0]
-    points = features["roadgraph_samples/xyz"][:, :2] - origin
+    places = features["roadgraph_samples/xyz"] - [*origin, 0.0]
+    kind, points = np.where(_on_our_level(places, way), kind, 0), places[:, :2]
     corridor = KDTree(there)
 
     def nearest(chosen: np.ndarray, most: int) -> np.ndarray:

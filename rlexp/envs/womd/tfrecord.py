@@ -25,6 +25,8 @@ _SHOWN = 5  # names, where what is wanted is not there
 def files(path: str) -> list[Path]:
     """A file, those of a folder whose names have "tfrecord" in them, or those that a pattern names, in order.
 
+    Of a folder without hidden files, which a writer that was killed leaves, or another system.
+
     Raises:
       ConfigError: there are none; it says what there is.
     """
@@ -39,7 +41,7 @@ def _found(path: str) -> list[Path]:
     if place.is_file():
         return [place]
     if place.is_dir():
-        if found := sorted(p for p in place.iterdir() if "tfrecord" in p.name and p.is_file()):
+        if found := sorted(p for p in place.iterdir() if "tfrecord" in p.name and p.name[0] != "." and p.is_file()):
             return found
         raise ConfigError(f'{KEY}: {path!r} has no file with "tfrecord" in its name; {_told(place)}')
     if found := sorted(Path(p) for p in glob.glob(str(place)) if os.path.isfile(p)):

@@ -21,6 +21,7 @@ from rlexp.envs.driving import observation, rewards
 from rlexp.envs.driving.geometry import Lane, at_station, boxes_overlap, project, turned, unit
 from rlexp.envs.driving.rewards import Events, Weights
 from rlexp.envs.driving.scenario import LANE_WIDTH, NUM_LANES
+from rlexp.envs.driving.state import Past, no_past
 from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, MAX_CURVATURE, Ego, bicycle, held
 from rlexp.envs.womd import features, scenes, tfrecord
 from rlexp.envs.womd.draw import drawer
@@ -69,10 +70,7 @@ class State(NamedTuple):
     start: Float[Array, ""]  # the station where the episode began
     reference: Float[Array, ""]  # the station of the recorded car: what progress is measured by
     limit: Float[Array, ""]
-    # of the episode so far, as in rlexp.envs.driving.state
-    hurried: Bool[Array, ""]
-    rough: Bool[Array, ""]
-    excess: Float[Array, ""]
+    past: Past
 
 
 class Others(NamedTuple):
@@ -214,11 +212,11 @@ def route_of(pool: Scene, state: State) -> Lane:
 def begin(pool: Scene, scene: Int[Array, ""]) -> State:
     """A record's current step."""
     heading, speed = pool.start[scene]
-    zero, no = jnp.zeros(()), jnp.zeros((), bool)
+    zero = jnp.zeros(())
     ego = Ego(jnp.zeros((2,)), heading, speed, zero, zero)
     station = project(ego.position, jax.tree.map(lambda x: x[scene], pool.route))[0]
     step, limit = jnp.zeros((), jnp.int32), pool.limit[scene]
-    return State(scene, step, ego, pool.size[scene], zero, station, station, station, limit, no, no, zero)
+    return State(scene, step, ego, pool.size[scene], zero, station, station, station, limit, no_past())
 
 
 def drive(pool: Scene, state: State, action: Float[Array, " 2"], grip: float | None) -> tuple[State, Events]:
