@@ -107,7 +107,7 @@ def build(
         if isinstance(spec.observation, Groups):
             raise ConfigError(
                 f"env: {spec.name} shows the critic something else than the policy, which {modules['algo']} cannot learn from; "
-                "expected algo=ppo or algo=impala, or env.critic=[]"
+                "expected algo=ppo or algo=impala, or the same for both (env.critic=[], env.privileged=none)"
             )
         torso = network.make(config.network, observation=spec.observation, dtype=dtype)
         if isinstance(torso, MemoryTorso) and not memory:

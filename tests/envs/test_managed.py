@@ -494,6 +494,32 @@ def test_a_curriculum_goes_on_with_an_environments_own_episodes_and_is_logged():
     np.testing.assert_array_equal(up, 1 + (told.info["termination/far"][:-1] * ends).sum(axis=0))
 
 
+def test_a_setting_that_refers_to_another_is_told_what_became_of_it():
+    """A range that a curriculum widens; one that was drawn before; once for good, of what was drawn for good."""
+
+    def term(param, function, **params):
+        return {"param": param, "function": function, "params": params}
+
+    wider = term("most", "linear", start=0.0, end=0.9, steps=1)
+    to_most = term("wind", "uniform", low="params.most", high="params.most")
+    state = played(made(curriculum=[wider], randomisation=[to_most], params={"most": 0.01}))[1]
+    np.testing.assert_allclose(winds(state), 0.9)
+    np.testing.assert_allclose(settings(state)["most"], 0.9)
+    first, second = term("z", "uniform", low=0.5, high=1.0), term("wind", "uniform", low="params.z", high="params.z")
+    for mode in ("reset", "startup"):
+        both = [first | {"mode": mode}, second | {"mode": mode}]
+        state = played(made(randomisation=both, params={"z": 0.0}))[1]
+        assert len(np.unique(winds(state))) == B
+        np.testing.assert_allclose(winds(state), settings(state)["z"])
+    late = played(made(randomisation=[second, first], params={"z": 0.25}))[1]
+    np.testing.assert_allclose(winds(late), 0.25)
+    step = term("wind", "by_length", above=1, step="params.z", low=-1, high=1)
+    own = term("z", "uniform", low=0.5, high=1.0) | {"mode": "startup"}
+    told, state = played(made(curriculum=[step], randomisation=[own], params={"z": 0.0}))
+    ends = told.last[:-1].sum(axis=0)
+    np.testing.assert_allclose(winds(state), np.minimum(ends * settings(state)["z"], 1.0), rtol=1e-6)
+
+
 def as_told(value: Any, ended: Any, metric: str, own: Any) -> Any:
     return ended.told[metric]
 

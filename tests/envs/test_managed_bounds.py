@@ -274,8 +274,12 @@ def test_params_hold_before_a_world_is_made(world, kind, entry, said):
         parse(node | {kind: [entry], "params": {"z": -1.0}}, managed.Config, "env")
     if config:  # what each environment draws in its place is never this number
         draws = {"param": "z", "function": "uniform", "params": {"low": 0.5, "high": 1}}
-        drawn = [*config.randomisation, draws]
+        drawn = [draws, *config.randomisation]
         parse(node | {kind: [entry], "randomisation": drawn, "params": {"z": -1.0}}, managed.Config, "env")
+        if kind == "randomisation":  # which is told what those before it drew
+            for late in ([entry, draws], [draws, entry | {"mode": "startup"}]):
+                with pytest.raises(ConfigError, match=r"^env\.randomisation\.[01]\.params\.std: "):
+                    parse(node | {kind: late, "params": {"z": -1.0}}, managed.Config, "env")
 
 
 @pytest.mark.parametrize("function", [["uniform"], {"a": 1}, 3, None])

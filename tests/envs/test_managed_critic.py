@@ -111,7 +111,8 @@ def test_a_critic_that_is_told_more_explains_what_comes(tmp_path, point_options)
         ),
         (
             ["algo=apg"],
-            r"which rlexp\.algos\.apg cannot learn from; expected algo=ppo or algo=impala, or env\.critic=\[\]$",
+            r"apg cannot learn from; expected algo=ppo or algo=impala, or the same for both \(env\.critic=\[\], "
+            r"env\.privileged=none\)$",
         ),
         (["network=gru"], r"^network: one that has a memory is one for policy and critic, and managed/point shows"),
         (["network.shared_trunk=true"], r"^network: one that is shared is one for policy and critic"),

@@ -6,7 +6,7 @@ traced settings (curriculum, then randomisation); the world; events; commands; w
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -129,7 +129,7 @@ def make(config: Config) -> Env:
         if isinstance(ended := state.ended, Ended):
             steps = jnp.maximum(ended.length, 1.0)  # under vmap it is computed for all, also after no step
             told = {name: x / steps if info.get(name) == "mean" else x for name, x in ended.told.items()}
-            kept = tasks.changes.next(kept, ended._replace(told=told), base)
+            kept = tasks.changes.next(kept, ended._replace(told=told), state.params)
         return begin(key, base, kept, ended_like)
 
     def step(key: Key, state: State, action: Any, traced: Mapping[str, Any]) -> Transition:
@@ -205,11 +205,11 @@ def _in_a_line() -> Iterator[None]:
 
 def _check_params(config: Config) -> None:
     """Params of the functions that are known before the world is made, by the settings that are given. Raises ConfigError."""
-    there, own = _settled(config, {}), _module_of(config).get("FUNCTIONS")
-    lists = [
-        ("randomisation", config.randomisation, RANDOMISATION, 1),
-        ("curriculum", config.curriculum, CURRICULUM, 2),
-    ]
+    there, own = _settled(config, {}, config.randomisation), _module_of(config).get("FUNCTIONS")
+    lists: list[tuple[str, Any, Mapping[str, Any], int]] = [("curriculum", config.curriculum, CURRICULUM, 2)]
+    for i, entry in enumerate(config.randomisation):
+        before = _settled(config, {}, _before(config.randomisation, i))
+        check(f"env.randomisation.{i}", entry, RANDOMISATION, 1, before)
     if own is not None:  # else it may have another function of a common name
         of_kind = {kind: {**COMMON[kind], **own.get(kind, {})} for kind in _GIVEN}
         lists += [(kind, getattr(config, kind), of_kind[kind], given) for kind, given in _GIVEN.items()]
@@ -222,18 +222,27 @@ def _check_params(config: Config) -> None:
         check(f"env.{path}", entries, functions, given, there)
 
 
-def _settled(config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
+def _settled(config: Config, own: Mapping[str, Any], randomisation: Sequence[Any]) -> dict[str, Any]:
     """The world's own settings and env.params, but for those that each environment draws in their place."""
-    draws = [x for x in config.randomisation if isinstance(x, Mapping) and x.get("operation", "abs") == "abs"]
+    draws = [x for x in randomisation if isinstance(x, Mapping) and x.get("operation", "abs") == "abs"]
     drawn = [x.get("param") for x in draws]
     return {name: value for name, value in {**own, **config.params}.items() if name not in drawn}
+
+
+def _before(randomisation: Sequence[Any], i: int) -> list[Any]:
+    """Those whose draws entry i is told: of one at startup, those at startup."""
+
+    def once(entry: Any) -> bool:
+        return isinstance(entry, Mapping) and entry.get("mode") == "startup"
+
+    return [x for x in randomisation[:i] if once(x) or not once(randomisation[i])]
 
 
 class _Lists:
     """The lists of a configuration, with their functions found."""
 
     def __init__(self, config: Config, world: World, bounds: Bounds):
-        there, settled = {**world.params, **config.params}, _settled(config, world.params)
+        there, settled = {**world.params, **config.params}, _settled(config, world.params, config.randomisation)
 
         def of(kind: Kind, cls: type) -> list[Term]:
             functions = {**COMMON[kind], **world.functions.get(kind, {})}

@@ -48,12 +48,12 @@ class Changes:
         self._randomisation, self._bounds = randomisation, bounds
 
     def first(self, key: Key, base: Params) -> Kept:
-        """Of an environment's first episode."""
-        once = [term for term in self._randomisation if term.config.mode == "startup"]
+        """Of an environment's first episode. Each term is told the settings as those before it have made them."""
         changed, owners = dict[str, jax.Array](), dict(self._owners)
         for term in self._startup:
             try:
-                told = term.call(stream(key, term.kind, term.name), base, traced=base)
+                so_far = {**base, **{name: self._within(name, x) for name, x in changed.items()}}
+                told = term.call(stream(key, term.kind, term.name), so_far, traced=so_far)
             except ConfigError as error:  # such as of one that changes the world's state
                 raise ConfigError(f"{error}; of mode: startup it is given (key, env.params)") from error
             if not isinstance(told, Mapping):
@@ -64,18 +64,16 @@ class Changes:
                 check_setting(name, base, term.path, name)
                 _own(owners, name, term.path)
                 changed[name] = jnp.asarray(value, jnp.float32)
-        return Kept(
-            jnp.zeros((), jnp.int32),
-            {term.name: _draw(term, key, base) for term in once},
-            changed,
-            {term.name: base[term.config.param] for term in self.curriculum},
-        )
+        levels = {term.name: base[term.config.param] for term in self.curriculum}
+        kept = Kept(jnp.zeros((), jnp.int32), {}, changed, levels)
+        once = [term for term in self._randomisation if term.config.mode == "startup"]
+        return kept._replace(drawn=self._randomised(key, base, kept, once)[1])
 
-    def next(self, kept: Kept, ended: Ended, base: Params) -> Kept:
-        """After an episode: what curricula make of it."""
+    def next(self, kept: Kept, ended: Ended, params: Params) -> Kept:
+        """After an episode, which had these settings: what curricula make of it."""
         levels = dict[str, jax.Array]()
         for term in self.curriculum:
-            level = jnp.asarray(term.call(kept.levels[term.name], ended, traced=base), jnp.float32)
+            level = jnp.asarray(term.call(kept.levels[term.name], ended, traced=params), jnp.float32)
             if level.shape != ():
                 raise ConfigError(f"{term.path}: {term.name} gives shape {list(level.shape)}; expected one number")
             levels[term.name] = self._within(term.config.param, level)
@@ -83,12 +81,25 @@ class Changes:
 
     def of(self, key: Key, base: Params, kept: Kept) -> dict[str, Any]:
         """The settings of an episode."""
+        return self._randomised(key, base, kept, self._randomisation)[0]
+
+    def _randomised(
+        self, key: Key, base: Params, kept: Kept, terms: list[Term]
+    ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+        """(the settings, what each of these terms drew). Each is told the settings as those before it have made them."""
         params = {**base, **kept.changed} | {t.config.param: kept.levels[t.name] for t in self.curriculum}
-        for term in self._randomisation:
-            drawn = kept.drawn[term.name] if term.config.mode == "startup" else _draw(term, key, base)
-            params[term.config.param] = operate(params[term.config.param], drawn, term.config.operation)
-        moved = {*kept.changed, *(term.config.param for term in (*self.curriculum, *self._randomisation))}
-        return {name: self._within(name, x) if name in moved else x for name, x in params.items()}
+        draws = dict[str, jax.Array]()
+        moved = {*kept.changed, *(term.config.param for term in self.curriculum)}
+
+        def held() -> dict[str, Any]:
+            return {name: self._within(name, x) if name in moved else x for name, x in params.items()}
+
+        for term in terms:
+            name, param = term.name, term.config.param
+            draws[name] = kept.drawn[name] if name in kept.drawn else _draw(term, key, held())
+            params[param] = operate(params[param], draws[name], term.config.operation)
+            moved.add(param)
+        return held(), draws
 
     def told(self, kept: Kept) -> dict[str, jax.Array]:
         """What is logged."""
@@ -117,8 +128,8 @@ def _own(owners: dict[str, str], param: str, path: str) -> None:
     owners[param] = path
 
 
-def _draw(term: Term, key: Key, base: Params) -> jax.Array:
-    drawn = jnp.asarray(term.call(stream(key, term.kind, term.name), traced=base), jnp.float32)
+def _draw(term: Term, key: Key, params: Params) -> jax.Array:
+    drawn = jnp.asarray(term.call(stream(key, term.kind, term.name), traced=params), jnp.float32)
     if drawn.shape != ():
         raise ConfigError(f"{term.path}: {term.name} gives shape {list(drawn.shape)}; expected one number")
     return drawn
