@@ -116,6 +116,7 @@ class ByKl(NamedTuple):
     """The state of an optimiser whose learning rate follows the divergence."""
 
     factor: jax.Array  # of hp["lr"], so that who changes that in the middle of a training changes the rate as much
+    first: jax.Array  # bool: the next minibatch is a rollout's first, whose divergence is what rounding makes of 0
     inner: optax.OptState
 
 
@@ -138,9 +139,9 @@ def by_kl(inner: optax.GradientTransformation, factor: jax.Array) -> optax.Gradi
 
     def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, ByKl]:
         updates, after = inner.update(updates, state.inner, params)
-        return updates, ByKl(factor, after)
+        return updates, ByKl(factor, jnp.zeros((), bool), after)
 
-    return optax.GradientTransformation(lambda params: ByKl(factor, inner.init(params)), update)
+    return optax.GradientTransformation(lambda params: ByKl(factor, jnp.ones((), bool), inner.init(params)), update)
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
@@ -206,7 +207,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             if config.desired_kl is None:
                 return optimiser(state.hp, state.step)
             kl = sums["loss/approx_kl"] / jnp.maximum(count, 1.0)
-            factor = followed(state.opt_state.factor, kl, config.desired_kl, state.hp["lr"])
+            before = state.opt_state
+            factor = followed(before.factor, kl, config.desired_kl, state.hp["lr"])
+            factor = jnp.where(before.first, jnp.minimum(factor, before.factor), factor)  # rounding raises no rate
             lr = factor * state.hp["lr"]
             return by_kl(descent(state.hp, lr), factor), lr
 
@@ -222,6 +225,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
 
     def update(state: State, batch: Batch) -> tuple[State, Update]:
         key, shuffle_key = jax.random.split(state.key)
+        if config.desired_kl is not None:
+            state = state._replace(opt_state=state.opt_state._replace(first=jnp.ones((), bool)))
         trajectory = batch.trajectory
         features, _ = parts.window(state.params, batch.memory, trajectory.obs, trajectory.first)
         value = parts.value(state.params, features)  # [T+1, B]

@@ -211,6 +211,18 @@ def test_the_learning_rate_follows_the_divergence(tmp_path):
         assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
+@pytest.mark.parametrize(("desired", "factors"), [(1e12, (1.0, 1.0)), (1e-3, (1 / 1.5, 1 / 2.25))])
+def test_a_rollouts_first_minibatch_raises_no_learning_rate(desired, factors):
+    """Its divergence is 0 but for rounding; here it is not, as where an older policy acted, and may lower it."""
+    made = toys.build(*ONE_STEP, "algo.anneal_lr=false", f"algo.desired_kl={desired}")
+    state, rows = made.begin(lr=1e-4), toys.trajectory(0, T + 1, B)
+    batch = Batch(rows._replace(extras={"log_prob": jnp.full((T + 1, B), -1.0)}), jnp.ones((B,)))
+    for factor in factors:
+        state, told = jax.jit(made.update)(state, batch)
+        assert told.metrics["loss/approx_kl"].sum > 0
+        assert float(state.opt_state.factor) == pytest.approx(factor)
+
+
 def test_two_schedules_are_refused():
     with pytest.raises(ConfigError, match=r"^algo\.desired_kl: 0\.01 is not allowed with algo\.anneal_lr true"):
         toys.build("algo=ppo", "algo.desired_kl=0.01")
