@@ -16,6 +16,7 @@ are, so that what it costs follows from the ends there are. How often is decided
 reverse mode do not go through.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +41,9 @@ class Batched(NamedTuple):
     reset: Callable[[jax.Array], tuple[Any, TimeStep]]  # of keys [B]
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
     differentiates: bool = True  # in reverse mode, where the environment does
+    go_on: Callable[[Any, Any], tuple[Any, TimeStep]] | None = (
+        None  # a step that resets nobody, for who looks at no first row
+    )
 
 
 class Waiting(NamedTuple):
@@ -72,7 +76,7 @@ def waiting(
         inner, timestep = jax.vmap(reset)(keys)
         return Waiting(inner, timestep.obs, timestep.last, jnp.zeros(timestep.last.shape, jnp.int32)), timestep
 
-    def step_all(state: Waiting, action: Any) -> tuple[Waiting, TimeStep]:
+    def step_all(state: Waiting, action: Any, resets: Any = resets) -> tuple[Waiting, TimeStep]:
         over = state.over
         stepped, after = jax.vmap(go_on)(state.inner, action)
         inner = _where(over, state.inner, stepped)
@@ -111,7 +115,7 @@ def waiting(
         fresh, first_row = jax.vmap(again)(_at(inner, turn), _at(shown, turn))
         return give(inner, fresh), give(shown, first_row), waited.at[turn].set(0)
 
-    return Batched(reset_all, step_all, differentiates=resets != "auto")
+    return Batched(reset_all, step_all, resets != "auto", functools.partial(step_all, resets=0))
 
 
 def _at(tree: PyTree, indices: jax.Array) -> PyTree:

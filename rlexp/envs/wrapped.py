@@ -128,12 +128,13 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
             sticks = drawn & ~state.first & _allowed(spec, state.stack, state.action)
             action = _where(sticks, state.action, action)
         inner, row = envs.step(state.inner, action)
+        go_on = envs.go_on or envs.step  # whoever would be reset is as the step before left it
 
         def again(before: tuple[PyTree, TimeStep], _: None) -> tuple[tuple[PyTree, TimeStep], None]:
             inner, row = before
             # What began or ended an episode is shown as it is, and so is what forbids the action.
             over = row.last | row.first | ~_allowed(spec, row.obs, action)
-            after, next_row = envs.step(inner, action)
+            after, next_row = go_on(inner, action)
             added = next_row._replace(reward=row.reward + next_row.reward)
             return (_where(over, inner, after), _where(over, row, added)), None
 
@@ -155,7 +156,8 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         return jax.tree.map(lambda x: x[0], step(alone, state, action))
 
     def around(envs: Batched) -> Batched:
-        return Batched(functools.partial(reset, envs), functools.partial(step, envs), envs.differentiates)
+        go_on = None if envs.go_on is None else functools.partial(step, envs._replace(step=envs.go_on))
+        return Batched(functools.partial(reset, envs), functools.partial(step, envs), envs.differentiates, go_on)
 
     draw = None if env.draw is None else (lambda state: env.draw(state.inner))  # type: ignore[misc]
     # One that waits for its reset shows a stack that does not move on.

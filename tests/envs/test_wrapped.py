@@ -130,6 +130,21 @@ def test_what_is_forbidden_is_neither_repeated_nor_done_once_more(changes, choic
     assert np.flatnonzero(told.last).tolist() == [6, 14, 22, 30, 38]
 
 
+@pytest.mark.parametrize("resets", [2, "share", "auto"])
+def test_the_repeats_of_an_action_make_no_resets(resets):
+    """They would be thrown away: what ends within an action begins anew with the next one."""
+    programs = []
+    for repeats in (1, 3):
+        envs = batched(made(resets, action_repeat=repeats))
+        state, _ = envs.reset(jax.random.split(jax.random.key(0), B))
+        programs.append(str(jax.make_jaxpr(envs.step)(state, jnp.asarray(ACTIONS[0]))).count("top_k"))
+    inner = {"module": "rlexp.envs.wrapped", "inner": {"module": "counting_env", "resets": resets}} | PLAIN
+    envs = batched(made(inner=inner, action_repeat=2))
+    state, _ = envs.reset(jax.random.split(jax.random.key(0), B))
+    programs.append(str(jax.make_jaxpr(envs.step)(state, jnp.asarray(ACTIONS[0]))).count("top_k"))
+    assert programs[0] == programs[1] == programs[2] > 0
+
+
 @pytest.mark.parametrize("changes", [{"action_repeat": 3}, {"observation_noise": 0.5, "frame_stack": 2}])
 def test_who_waits_for_a_reset_shows_what_it_did(changes):
     told = rows(resets=1, **changes)
