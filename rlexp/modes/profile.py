@@ -7,6 +7,7 @@ Two kinds of numbers, which need not agree to the last digit:
 """
 
 import contextlib
+import itertools
 import re
 import time
 import warnings
@@ -61,7 +62,7 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
         folder.mkdir(exist_ok=True)
 
         if lead.on_host:
-            run, report = _host_clocks(lead, compiled, run, update or 0)
+            run, report = _host_clocks(lead, layout, compiled, run, update or 0)
         else:
             run, report = _clocks(lead, layout, traced, compiled, run, update or 0, folder / jsonl.NAME)
         num_updates = max(1, round(_TRACED_CHUNK_S / report["seconds_per_update"]["chunk"]))
@@ -178,17 +179,23 @@ def _clocks(
 def _three_way(lead: Experiment, layout: Layout, run: Run, shared: Shared, training: float) -> dict[str, Any]:
     """Medians again; acting and stepping take turns, the first round compiles. `training`: environment steps a second."""
     parts = three_way.programs(lead, layout)
-    worlds, rounds = parts.begin(run, shared), list[tuple[float, float]]()
+    worlds, turns = parts.begin(run, shared), list[three_way.Turn]()
     for i in range(_REPETITIONS + 1):
-        acting_s, (later, (actions, _)) = _timed(parts.act, run, shared, worlds, jax.random.key(i))
+        acting_s, (later, (actions, _, first)) = _timed(parts.act, run, shared, worlds, jax.random.key(i))
         step_s, _ = _timed(parts.step, run, shared, worlds[:2], actions)
-        rounds.append((step_s, acting_s))
+        turns.append(three_way.Turn(step_s, acting_s, parts.env_steps, int(jax.numpy.sum(first))))
         worlds = later
-    step_s, acting_s = map(median, zip(*rounds[1:], strict=True))
-    return three_way.report(step=parts.env_steps / step_s, acting=parts.env_steps / acting_s, training=training)
+    return _of_turns(turns[1:], training)
 
 
-def _host_clocks(lead: Experiment, compiled: Program, run: Run, update: int) -> tuple[Run, dict[str, Any]]:
+def _of_turns(turns: Sequence[three_way.Turn], training: float) -> dict[str, Any]:
+    step, acting = median(x.env_steps / x.step_s for x in turns), median(x.env_steps / x.acting_s for x in turns)
+    return three_way.report(step=step, acting=acting, training=training, begun=sum(x.begun for x in turns))
+
+
+def _host_clocks(
+    lead: Experiment, layout: Layout, compiled: Program, run: Run, update: int
+) -> tuple[Run, dict[str, Any]]:
     """Of a run whose environments or data are on the host: what the time of the learner's thread goes to."""
     run, _ = compiled.chunk(run, 1)  # opens environments
     seconds, (run, _) = _timed(compiled.chunk, run, 1)
@@ -202,11 +209,17 @@ def _host_clocks(lead: Experiment, compiled: Program, run: Run, update: int) -> 
         )
     chunk_s, evaluation_s, *medians = map(median, zip(*rounds, strict=True))
     shares = dict(zip(Shares.NAMES, medians, strict=True))
+    training, ways = lead.env_steps_per_update * num_updates / chunk_s, None
+    if lead.steps_environments:
+        with contextlib.closing(three_way.on_host(lead, run, layout.mesh.local_devices[0])) as turns:
+            ways = _of_turns(list(itertools.islice(turns, 1 + _REPETITIONS))[1:], training)
     return run, {
         "repetitions": _REPETITIONS,
         "updates_per_chunk": num_updates,
         "env_steps_per_update": lead.env_steps_per_update,
-        "env_steps_per_second": lead.env_steps_per_update * num_updates / chunk_s,
+        "env_steps_per_second": training,
+        "three_way": ways,
+        "clock": lead.clock,
         "seconds_per_update": {"chunk": chunk_s / num_updates},
         "shares": shares,
         "bound_by": max(shares, key=lambda name: shares[name]),
@@ -316,12 +329,26 @@ _MEANT = {
 def _print_shares(report: dict[str, Any], run_dir: Path) -> None:
     update_s, devices = report["seconds_per_update"]["chunk"], report["devices"]
     print(f"{report['algo']} on {report['env']}, {devices['num']} x {devices['kind']}; an update has")
-    print(f"{report['env_steps_per_update']:,} environment steps, and takes {1e3 * update_s:,.3f} ms: ", end="")
-    print(f"{report['env_steps_per_second']:,.0f} environment steps/s\n")
+    if report["clock"] == "updates":
+        print(f"no environment steps, and takes {1e3 * update_s:,.3f} ms: {1 / update_s:,.1f} updates/s\n")
+    else:
+        print(f"{report['env_steps_per_update']:,} environment steps, and takes {1e3 * update_s:,.3f} ms: ", end="")
+        print(f"{report['env_steps_per_second']:,.0f} environment steps/s\n")
     for name, share in report["shares"].items():
         print(f"{name:<12}{share:>6.1%}{1e3 * share * update_s:>12,.3f} ms  {_MEANT[name]}")
     print(f"\nBound by {report['bound_by']}.")
+    _print_three_way(report)
     print(f"All numbers: {run_dir / 'profile.json'}; the trace of the learning: {run_dir / 'profile'}")
+
+
+def _print_three_way(report: dict[str, Any]) -> None:
+    if ways := report["three_way"]:
+        speeds, bound = ways["env_steps_per_second"], ways["bound_by"]
+        print(f"\nEnvironment steps/s: {speeds['step']:,.0f} of the environment alone,")
+        print(f"{speeds['with_inference']:,.0f} with inference, {speeds['training']:,.0f} of training;")
+        print(f"bound by {bound}, {ways['shares'][bound]:.0%} of the time")
+        if not ways["episodes_begun"]:
+            print("No episode ended while the first two were timed: what a reset costs is not in them.")
 
 
 def _print(report: dict[str, Any], run_dir: Path) -> None:
@@ -348,11 +375,7 @@ def _print(report: dict[str, Any], run_dir: Path) -> None:
     for name, seconds, note in rows:
         took = f"{seconds:,.1f} s " if seconds >= 10 else f"{1e3 * seconds:,.3f} ms"
         print(f"{name:<18}{took:>13}  {note}")
-    if ways := report["three_way"]:
-        speeds, bound = ways["env_steps_per_second"], ways["bound_by"]
-        print(f"\nEnvironment steps/s: {speeds['step']:,.0f} of the environment alone,")
-        print(f"{speeds['with_inference']:,.0f} with inference, {speeds['training']:,.0f} of training;")
-        print(f"bound by {bound}, {ways['shares'][bound]:.0%} of the time")
+    _print_three_way(report)
     print("\nRollout and update are compiled apart, so they need not add up. The dearest operations of an update:\n")
     for op in trace["operations"]:
         cost = f"{1e3 * op['seconds']:>10,.3f} ms {op['share']:>5.1%} {op['count']:>9,.1f} times"

@@ -5,27 +5,32 @@ same ends and resets, and nothing is drawn. What is between two of the three num
 keeps trajectories.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from rlexp.envs.base import batched
 from rlexp.experiment import Experiment
+from rlexp.sources.host import collector
 from rlexp.sources.rollout import clip_action
 from rlexp.training.layout import Layout, one_by_one
 from rlexp.training.program import Run
 from rlexp.types import PyTree, Shared
 
 _LEAST = 8192  # environment steps of a call, so that to call it does not count
+_LEAST_ON_HOST = 256
 
 
 class Programs(NamedTuple):
     """Of a run's environments, all shards of them: what they are, [S, b, ...], is (state, time step, memory of the policy)."""
 
     begin: Callable[[Run, Shared], PyTree]
-    act: Callable[[Run, Shared, PyTree, jax.Array], tuple[PyTree, PyTree]]  # (…, a key) -> (later, (actions, extras))
+    # (…, a key) -> (later, (actions, extras, which began an episode)), of [S, T, b, ...]
+    act: Callable[[Run, Shared, PyTree, jax.Array], tuple[PyTree, PyTree]]
     step: Callable[[Run, Shared, PyTree, PyTree], PyTree]  # (…, (state, time step), actions) -> later
     env_steps: int  # of a call of either
 
@@ -65,7 +70,8 @@ def programs(lead: Experiment, layout: Layout) -> Programs:
                 state, timestep, carry = world
                 action, carry, extras = algorithm.act(policy, carry, timestep, key)
                 action = clip_action(env.spec, action)
-                return (*batched(env).step(state, action), carry), (action, extras)
+                state, timestep = batched(env).step(state, action)
+                return (state, timestep, carry), (action, extras, timestep.first)
 
             world, key = shard
             return jax.lax.scan(once, world, jax.random.split(key, num_steps))
@@ -84,8 +90,54 @@ def programs(lead: Experiment, layout: Layout) -> Programs:
     return Programs(jax.jit(begin), jax.jit(act), jax.jit(step), num_envs * num_steps)
 
 
-def report(*, step: float, acting: float, training: float) -> dict[str, Any]:
-    """Of environment steps a second: these, the shares of training's time, and what most of it goes to."""
+class Turn(NamedTuple):
+    """Some steps of all environments of the host, twice the same."""
+
+    step_s: float
+    acting_s: float
+    env_steps: int
+    begun: int  # episodes
+
+
+def on_host(lead: Experiment, run: Run, device: Any) -> Generator[Turn, None, None]:
+    """The policy acts in environments that this process opens for it; then they begin anew with the same seeds, and its actions.
+
+    Whoever steps them in training, they are stepped here one after the other with the policy. Of a run of one member. Ends with
+    the generator.
+    """
+    num_envs = lead.config.algo.num_envs // jax.process_count()
+    num_steps = max(lead.config.algo.num_steps, -(-_LEAST_ON_HOST // num_envs))
+    made = collector(lead.env_of(lead.settings), lead.algorithm, num_envs=num_envs, num_steps=num_steps)
+    policy = jax.jit(lambda state: lead.algorithm.policy(jax.tree.map(lambda x: x[0], state), True))(run.state)
+    policy = jax.device_put(jax.device_get(policy), device)
+    key, keys, seeds = made.split(jax.random.key(lead.config.seed))
+    world = made.open(seeds)
+    try:
+        while True:
+            actions, begun, began = list[Any](), 0, time.perf_counter()
+            for t in range(num_steps):
+                placed, world.carry = made.act(policy, world.carry, world.timestep, keys, t)
+                actions.append(np.asarray(placed[0]))
+                world.timestep = world.envs.step(actions[-1])
+                begun += int(world.timestep.first.sum())
+            acting_s = time.perf_counter() - began
+            world.envs.reset(np.asarray(seeds))
+            began = time.perf_counter()
+            for action in actions:
+                world.envs.step(action)
+            yield Turn(time.perf_counter() - began, acting_s, num_envs * num_steps, begun)
+            key, keys, seeds = made.split(key)
+            world.timestep, world.carry = world.envs.reset(np.asarray(seeds)), lead.algorithm.carry(num_envs)
+    finally:
+        world.envs.close()
+
+
+def report(*, step: float, acting: float, training: float, begun: int) -> dict[str, Any]:
+    """Of environment steps a second: these, the shares of training's time, and what most of it goes to.
+
+    Args:
+      begun: episodes that began in the steps that were timed, and paid for a reset.
+    """
     parts = {
         "environment": 1 / step,
         "inference": max(0.0, 1 / acting - 1 / step),
@@ -96,4 +148,5 @@ def report(*, step: float, acting: float, training: float) -> dict[str, Any]:
         "env_steps_per_second": {"step": step, "with_inference": acting, "training": training},
         "shares": {name: seconds / total for name, seconds in parts.items()},
         "bound_by": max(parts, key=lambda name: parts[name]),
+        "episodes_begun": begun,
     }

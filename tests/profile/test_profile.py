@@ -208,10 +208,11 @@ def test_the_environment_alone_takes_the_steps_that_the_policy_took(mesh: tuple[
     run = program.Run(jax.tree.map(lambda x: x[None], state), (), stacked_settings([lead]))
     parts = three_way.programs(lead, layout)
     worlds = parts.begin(run, lead.shared)
-    later, (actions, _) = parts.act(run, lead.shared, worlds, jax.random.key(1))
+    later, (actions, _, first) = parts.act(run, lead.shared, worlds, jax.random.key(1))
     alone = parts.step(run, lead.shared, worlds[:2], actions)
     assert parts.env_steps == 8 * 1024 and actions.shape == (2, 1024, 4)
     assert jax.tree.leaves(later[0])[0].shape[:2] == (2, 4) and len(np.unique(actions)) == 3
+    assert first.sum() == 8 * (1024 // 10)  # an episode of catch is nine steps, and its reset one
     for ours, theirs in zip(jax.tree.leaves(alone), jax.tree.leaves(later[:2]), strict=True):
         if not jax.numpy.issubdtype(ours.dtype, jax.dtypes.prng_key):
             np.testing.assert_array_equal(ours, theirs)
@@ -219,10 +220,46 @@ def test_the_environment_alone_takes_the_steps_that_the_policy_took(mesh: tuple[
 
 
 def test_what_a_run_is_bound_by() -> None:
-    found = three_way.report(step=4e6, acting=2e6, training=1e6)
+    found = three_way.report(step=4e6, acting=2e6, training=1e6, begun=3)
     assert found["shares"] == pytest.approx({"environment": 0.25, "inference": 0.25, "learning": 0.5})
-    assert found["bound_by"] == "learning"
-    assert three_way.report(step=1e6, acting=1.1e6, training=9e5)["bound_by"] == "environment"  # clocks differ a little
+    assert found["bound_by"] == "learning" and found["episodes_begun"] == 3
+    assert (
+        three_way.report(step=1e6, acting=1.1e6, training=9e5, begun=3)["bound_by"] == "environment"
+    )  # clocks differ a little
+
+
+def test_environments_of_the_host_take_the_same_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the same seeds, with the actions of the policy; each turn other ones."""
+    lead = build(*SMALL, "env=gymnasium/cartpole", "algo.num_envs=4")
+    state = jax.jit(lead.algorithm.init)(jax.random.key(0), {name: np.float32(x) for name, x in lead.hp.items()})
+    run = program.Run(jax.tree.map(lambda x: x[None], state), (), stacked_settings([lead]))
+    env, seen, closed = lead.env_of(lead.settings), list[np.ndarray](), list[bool]()
+
+    def open(num: int) -> Any:
+        opened = env.open(num)
+
+        def reset(seeds: np.ndarray) -> Any:
+            seen.append(np.asarray(seeds))
+            return opened.reset(seeds)
+
+        def step(actions: np.ndarray) -> Any:
+            seen.append(opened.step(actions))
+            return seen[-1]
+
+        return opened._replace(reset=reset, step=step, close=lambda: closed.append(bool(opened.close() or True)))
+
+    watched = lead._replace(env_of=lambda settings, shared=None: env._replace(open=open))
+    turns = three_way.on_host(watched, run, jax.devices()[0])
+    for _ in range(2):
+        seen.clear()
+        turn = next(turns)
+        assert turn.env_steps == 256 and min(turn.step_s, turn.acting_s) > 0
+        rows = [x for x in seen if not isinstance(x, np.ndarray)]
+        for ours, theirs in zip(rows[:64], rows[64:], strict=True):
+            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        assert turn.begun == sum(int(x.first.sum()) for x in rows[:64]) > 4
+    turns.close()
+    assert closed == [True]
 
 
 # --- traces of other platforms, as their profilers write them --------------------------------------------------------
