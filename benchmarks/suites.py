@@ -226,7 +226,11 @@ def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool
     for name, overrides in sides.items():
         own = work | {"overrides": [*overrides, f"hardware={platform}", *QUIET], "afresh": afresh}
         made[name] = Worker([*python, "-m", "benchmarks.suites_run", json.dumps(own)])
-    return made | (_theirs(task, work, platform, say) if task.peer else {})
+    try:
+        return made | (_theirs(task, work, platform, say) if task.peer else {})
+    except Failed as error:
+        say(f"without the trainer of {task.title}: {error}")
+        return made
 
 
 def _theirs(task: Task, work: dict[str, Any], platform: str, say: Say) -> dict[str, Worker]:

@@ -71,6 +71,15 @@ def test_both_sides_are_asked_for_the_same_work(name, platform, tmp_path, monkey
         assert work["num_envs"] % work["num_minibatches"] == 0  # of which Brax makes its batches
 
 
+@pytest.mark.parametrize(("key", "checkout"), [("craftax_memory", "CRAFTAX_BASELINES"), ("cartpole", "PUREJAXRL")])
+def test_a_trainer_that_cannot_be_had_is_left_out(key, checkout, tmp_path, monkeypatch):
+    monkeypatch.setenv(checkout, str(tmp_path))
+    said = []
+    sides = suites._sides(suites.TASKS[key], "cpu", 8, rounds=3, quick=True, say=said.append)
+    assert list(sides) == ["random actions", "rlexp"]
+    assert len(said) == 1 and said[0].startswith(f"without the trainer of {suites.TASKS[key].title}: {checkout}")
+
+
 @pytest.mark.parametrize("key", suites.TASKS)
 def test_more_environments_are_no_more_work(key):
     task = suites.TASKS[key]
