@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -166,7 +166,7 @@ def main() -> None:
             for line in doubled(overrides):
                 print(line, flush=True)  # stderr is for what ends a command
             if command.resume_dir is None:
-                _tell_recipe(recipes.better(command.composed, overrides))
+                _tell(recipes.better(command.composed, overrides), command.composed.node)
             (submit if experiment.part("launcher").SUBMITS else run)(command, experiment)
     except (Detached, Rehearsed):
         pass
@@ -333,15 +333,17 @@ def sweep(overrides: Sequence[str]) -> None:
 
     def check(sweeper: Any, arguments: list[str]) -> None:
         hydra_sweep.check_hydras(sweeper, arguments)
-        _tell_recipe(recipe)
+        _tell(recipe, composed.node)
 
     compose.sweep(overrides, lambda job: _job_of_a_sweep(job, plans), check=check)
     plans.report()
 
 
-def _tell_recipe(recipe: str | None) -> None:
+def _tell(recipe: str | None, node: Mapping[str, Any]) -> None:
     if recipe is not None:
         print(hints.of_recipe(recipe), flush=True)
+    if hints.loses_rows(node):
+        print(hints.OF_ROWS, flush=True)
 
 
 def _first_job(overrides: Sequence[str]) -> list[str]:

@@ -3,8 +3,9 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlexp.overrides import quoted
 
@@ -25,6 +26,17 @@ def of_recipe(name: str) -> str:
     return (
         f"env={name}: the default settings are CartPole's; those for this one: {command('rlexp', f'experiment={name}')}"
     )
+
+
+OF_ROWS = (
+    "network=lq: with algo.normalize_observations=true what is not there, a row of zeros, is a row like another; "
+    "algo.normalize_observations=rows leaves it out"
+)
+
+
+def loses_rows(node: Mapping[str, Any]) -> bool:
+    """Whether OF_ROWS is to be said of a run with this configuration."""
+    return node["network"]["module"] == "rlexp.networks.lq" and node["algo"].get("normalize_observations") is True
 
 
 def after_run(run_dir: Path, *, total_env_steps: int, saved: bool) -> list[str]:

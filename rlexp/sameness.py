@@ -38,6 +38,7 @@ TABLE = {
     "total_env_steps": Equal(pack=True, resume=False, job=True),
     "algo.source.path": Equal(pack=True, resume=False, job=True),  # a data set may have been moved
     "env.path": Equal(pack=True, resume=False, job=True),  # so may records, of which a checkpoint has a digest
+    "env.ruleset": Equal(pack=True, resume=False, job=True),  # and rule sets
     "stop_at": Equal(pack=True, resume=False, job=True),
     "eval": Equal(pack=True, resume=False, job=True),  # the objective comes from it
     "hardware": Equal(pack=True, resume=False, job=False),  # only the logical shards shape the numbers

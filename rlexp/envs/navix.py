@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from rlexp.config import Count, Host, Resets, schema
+from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally, Transition
 from rlexp.envs.suites import adapt, imported, known, made, one_hots, remembered
 from rlexp.types import Discrete
@@ -41,6 +41,12 @@ def make(config: Config) -> Env:
     known("navix", config.id, navix.registry())
     see = vars(navix.observations)[config.observation]
     game = made(config.id, lambda: navix.make(config.id, observation_fn=see))
+    goal = made(config.id, lambda: jax.eval_shape(game.reset, jax.random.PRNGKey(0))).state.entities.get("goal")
+    if goal is not None and not isinstance(goal, navix.entities.Goal):
+        raise ConfigError(
+            f"env.id: {config.id} has a {type(goal).__name__} for its goal, which nobody reaches in this version of navix: nothing "
+            "is ever paid"
+        )
     symbolic = config.observation.startswith("symbolic")
 
     def observe(state: Any) -> Any:

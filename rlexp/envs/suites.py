@@ -150,24 +150,25 @@ def adapt(
     return episodic(spec._replace(observation=observation), begin, go_on, info=info, resets=resets)
 
 
-def physics(config: Any, task: Any, *, default_limit: int) -> Env:
+def physics(config: Any, task: Any, *, default_limit: int, seen: Callable[[Any], Any] = lambda obs: obs) -> Env:
     """A task in the style of brax, which Playground's have too, as an Env.
 
     Args:
       config: with id, max_episode_steps, info and resets.
       task: with reset, step and action_size; actions are within -1 and 1.
       default_limit: steps, where the configuration names none.
+      seen: what is seen of a task's observation.
     """
     with foreign():
         size = int(task.action_size)
 
     def reset(key: jax.Array) -> tuple[Any, Any]:
         state = task.reset(key)
-        return state, state.obs
+        return state, seen(state.obs)
 
     def step(key: jax.Array, state: Any, action: Any) -> Transition:
         state = task.step(state, action)
-        return Transition(state, state.obs, state.reward, state.done > 0, info=state.metrics)
+        return Transition(state, seen(state.obs), state.reward, state.done > 0, info=state.metrics)
 
     return adapt(
         config.id,

@@ -48,6 +48,20 @@ def test_a_sweep_is_told_once(overrides, recipe, monkeypatch, capsys):
     assert capsys.readouterr().out == line
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["experiment=driving/ppo", "network=lq"], True),
+        (["experiment=driving/ppo", "network=lq", "algo.normalize_observations=rows"], False),
+        (["experiment=driving/ppo"], False),
+        (["experiment=driving/bc", "network=lq"], False),
+    ],
+)
+def test_rows_that_normalising_makes_of_what_is_not_there(overrides, said):
+    assert hints.loses_rows(compose.compose_node(overrides)[0]) == said
+    assert "algo.normalize_observations=rows leaves" in hints.OF_ROWS
+
+
 def test_one_of_ones_own_is_told_too(tmp_path):
     for group in ("env", "experiment"):
         (tmp_path / group).mkdir()

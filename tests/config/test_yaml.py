@@ -55,6 +55,7 @@ ADDED_LATER += ("num_devices",)  # of source=inference, which had none
 ADDED_LATER += ("timeout_s",)  # of env=gymnasium
 ADDED_LATER += ("inner",)  # of a replay over another source
 ADDED_LATER += ("observed_leader",)  # of driving
+ADDED_LATER += ("privileged", "ruleset")  # of env=playground and env=xminigrid
 ADDED_LATER += ("compiler_options",)  # of a hardware profile
 ADDED_LATER += ("error_buffer", "samples_per_insert", "min_size", "limiter_timeout_s")  # of a replay that runs apart
 ADDED_LATER += ("duelling", "value", "num_atoms", "value_min", "value_max")  # of DQN

