@@ -389,6 +389,14 @@ def test_what_is_wrong_with_a_task_of_playground_is_told_where_its_models_are(kw
         made("playground", id="Go1JoystickFlatTerrain", kwargs=kwargs)
 
 
+@pytest.mark.slow
+def test_models_of_playground_are_looked_for_in_each_folder():
+    need("playground")
+    for assets in playground._ASSETS:
+        pytest.importorskip(assets, reason="the extra envs is not installed")
+    assert build("playground/cartpole_balance", id="G1JoystickFlatTerrain").spec.observation.shape == (103,)
+
+
 class Seen(NamedTuple):
     """Of a state of Playground's."""
 
