@@ -402,6 +402,8 @@ def _missing(error: MissingConfigException, overrides: Sequence[str] = ()) -> st
         group = f"hydra/{inner}"
     if not choice:
         return f"{path}: there is no such configuration"
+    if isinstance(error.__context__, UnicodeError):  # which Hydra takes for a file that is not there
+        return f"{group}={choice}: {choice}.yaml cannot be read ({error.__context__})"
     loader = GlobalHydra.instance().config_loader()
     options = list(_options(loader, group))
     if not options:

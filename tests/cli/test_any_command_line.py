@@ -81,7 +81,10 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["-m", "hydra.sweeper.max_batch_size=-1"]), ["hydra.sweeper.max_batch_size", "-1"]),
     (Line(["-m", "hydra.sweeper.max_batch_size=two"]), ["hydra.sweeper.max_batch_size=two", "to Integer"]),
     (Line(["env=gymnasium"]), ["env.id", "no value", "gymnasium/cartpole"]),
-    (Line(["launcher=slurm", "launcher.sbatch=[1]"]), ["override launcher.sbatch=[1]: ", "ListConfig"]),
+    (
+        Line(["launcher=slurm", "launcher.sbatch=[1]"]),
+        ["launcher.sbatch=[1]: ", "a list is not allowed; expected a node"],
+    ),
     (Line(["-m", "launcher=slurm"]), ["launcher"]),
     (Line(["-m", "launcher=slurm", "hydra.sweep.dir=."]), ["launcher"]),
     (Line(["-m", "launcher=tpu_vm"]), ["output_root"]),
