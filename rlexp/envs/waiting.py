@@ -41,9 +41,8 @@ class Batched(NamedTuple):
     reset: Callable[[jax.Array], tuple[Any, TimeStep]]  # of keys [B]
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
     differentiates: bool = True  # in reverse mode, where the environment does
-    go_on: Callable[[Any, Any], tuple[Any, TimeStep]] | None = (
-        None  # a step that resets nobody, for who looks at no first row
-    )
+    # A step that resets nobody, for who looks at no first row; of some there is none.
+    go_on: Callable[[Any, Any], tuple[Any, TimeStep]] | None = None
 
 
 class Waiting(NamedTuple):

@@ -81,9 +81,8 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
         del key
         acted = datatypes.Action(data=action, valid=jnp.ones((1,), bool))
         after = game.step(state, acted)
-        reward = game.reward(
-            after, acted
-        )  # of the metrics of the state it is given: else what ends an episode costs nothing
+        # It is of the metrics of the state that it is given: of the one before, what ends an episode would cost nothing.
+        reward = game.reward(after, acted)
         told = {name: jnp.sum(x.value * x.valid) for name, x in game.metrics(after).items()}
         over = jnp.any(jnp.stack([told[name] > 0 for name in config.terminate_on] or [jnp.zeros((), bool)]))
         return Transition(after, observe(after), jnp.sum(reward), over, jnp.all(after.is_done), told)

@@ -39,11 +39,8 @@ _LONGEST = SPACING * (NUM_POINTS - 1) - 10.0  # of a route
 _APART = 4.0  # m, of points of lanes that are kept
 _BESIDE = 2.0  # m along the route from a line to an edge of the road that is beside it
 _WIDEST = 20.0  # m: of a road without edges
-_AROUND, _STOREY, _SLOPE = (
-    30.0,
-    4.0,
-    0.3,
-)  # m beside the way; m above or below, where another road is; of the steepest hill
+_AROUND = 30.0  # m beside the way, where another level is looked for
+_STOREY, _SLOPE = 4.0, 0.3  # m above or below the way, and more of them for each m beside it, as on the steepest hill
 _TOLD = {VEHICLE: 1.0, CYCLIST: 2 / 3, PEDESTRIAN: 1 / 3}
 
 
