@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
@@ -52,10 +53,13 @@ TABLE = {
 }
 # Modules have no line of their own: they are compared where what they make shapes the numbers.
 _MADE_OF = ("algo", "env", "network", "precision")
+_MAY_HAVE_MOVED = re.compile(r"env(\.inner)+\.(path|ruleset)")  # of a world within another
+INNER = re.compile(r"env(\.inner)+")  # the module of one
 
 
 def must(path: str, *, host: bool = False) -> Equal:
     """What the setting at a path must be equal for."""
+    path = _MAY_HAVE_MOVED.sub(r"env.\2", path)
     while path:
         if path in TABLE:
             return TABLE[path]
@@ -75,7 +79,7 @@ def resume_fingerprint(
     made_of = {
         k: v
         for k, v in modules.items()
-        if k in (*_MADE_OF, "algo.source", "algo.source.inner") or k.startswith("network.")
+        if k in (*_MADE_OF, "algo.source", "algo.source.inner") or k.startswith("network.") or INNER.fullmatch(k)
     }
     digest = {"env.data": f"crc32 {functools.reduce(_crc, read, 0):08x}"} if read else {}
     named = _named_anew(_settings(config), config, num_shards)

@@ -17,7 +17,7 @@ from rlexp.loading import load
 from rlexp.loggers import RunInfo
 from rlexp.machine import distributed, hardware
 from rlexp.machine.stop import stop_on_signals
-from rlexp.sameness import must, pack_key
+from rlexp.sameness import INNER, must, pack_key
 from rlexp.storage import rundir, store
 from rlexp.together import refused_by_all
 from rlexp.training import between, host, memory
@@ -296,6 +296,8 @@ def check_same(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raises ConfigError, naming the first setting in which a run differs from its checkpoint."""
     for path in sorted(saved.keys() | wanted.keys()):
         if not must(path).resume:  # of a run from before it could differ
+            continue
+        if INNER.fullmatch(path) and path not in saved:  # of a run from before it was told
             continue
         if saved.get(path) != wanted.get(path):
             raise ConfigError(

@@ -119,6 +119,7 @@ class Mean(NamedTuple):
 
 
 AGENT_STEPS = "train/agent_step_share"  # a source's metric: transitions, among as many environment steps
+WAITING = "train/waiting_share"  # and another: steps in which an environment waits for its reset, among as many
 
 
 class Update(NamedTuple):

@@ -56,7 +56,7 @@ class Env(NamedTuple):
 
 def batched(env: Env) -> Batched:
     """As many environments as there are keys: those of `env.batch`, or `env` under vmap."""
-    return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step))
+    return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step), waits=False)
 
 
 def with_once(env: Env, once: Batched) -> Env:

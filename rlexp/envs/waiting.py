@@ -43,6 +43,7 @@ class Batched(NamedTuple):
     differentiates: bool = True  # in reverse mode, where the environment does
     # A step that resets nobody, for who looks at no first row; of some there is none.
     go_on: Callable[[Any, Any], tuple[Any, TimeStep]] | None = None
+    waits: bool = True  # there may be who waits
 
 
 class Waiting(NamedTuple):
@@ -114,7 +115,8 @@ def waiting(
         fresh, first_row = jax.vmap(again)(_at(inner, turn), _at(shown, turn))
         return give(inner, fresh), give(shown, first_row), waited.at[turn].set(0)
 
-    return Batched(reset_all, step_all, resets != "auto", functools.partial(step_all, resets=0))
+    at_once = resets == "auto"
+    return Batched(reset_all, step_all, not at_once, functools.partial(step_all, resets=0), not at_once)
 
 
 def _at(tree: PyTree, indices: jax.Array) -> PyTree:

@@ -157,13 +157,13 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
 
     def around(envs: Batched) -> Batched:
         go_on = None if envs.go_on is None else functools.partial(step, envs._replace(step=envs.go_on))
-        return Batched(functools.partial(reset, envs), functools.partial(step, envs), envs.differentiates, go_on)
+        return envs._replace(reset=functools.partial(reset, envs), step=functools.partial(step, envs), go_on=go_on)
 
     draw = None if env.draw is None else (lambda state: env.draw(state.inner))  # type: ignore[misc]
     # One that waits for its reset shows a stack that does not move on.
     frames = (
         1
-        if env.batch
+        if envs.waits
         else jax.tree_util.tree_map_with_path(lambda p, _: 1 if _is_mask(p) else config.frame_stack, spec.observation)
     )
     made = Env(spec, reset_one, step_one, around(envs), env.shared, draw, frames)

@@ -12,7 +12,19 @@ from rlexp.envs.base import Env, batched
 from rlexp.ops import slopes
 from rlexp.ops.scan import scan
 from rlexp.sources.base import Source, no_feedback
-from rlexp.types import AGENT_STEPS, Batch, Continuous, EnvSpec, Key, Mean, Metrics, PyTree, TimeStep, Trajectory
+from rlexp.types import (
+    AGENT_STEPS,
+    WAITING,
+    Batch,
+    Continuous,
+    EnvSpec,
+    Key,
+    Mean,
+    Metrics,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
 
 GIVES = "played"
 
@@ -56,11 +68,14 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         episode_length = valid * (data.episode_length + 1.0)
         last = valid * after.last.astype(jnp.float32)  # an environment that waits shows its last row again
         num_episodes = jnp.sum(last)
+        every = jnp.full((), num_envs, jnp.uint32)
         metrics = {
             "train/return_mean": Mean(jnp.sum(last * episode_return), num_episodes),
             "train/length_mean": Mean(jnp.sum(last * episode_length), num_episodes),
-            AGENT_STEPS: Mean(jnp.sum(~before.last, dtype=jnp.uint32), jnp.full((), num_envs, jnp.uint32)),
+            AGENT_STEPS: Mean(jnp.sum(~before.last, dtype=jnp.uint32), every),
         }
+        if envs.waits:
+            metrics[WAITING] = Mean(jnp.sum(before.last & ~after.first, dtype=jnp.uint32), every)
         for name, x in (after.info or {}).items():
             metrics[f"env/{name}"] = Mean(jnp.sum(last * x), num_episodes)
         row = Trajectory(

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
 from rlexp import hints
 from rlexp.experiment import Experiment
@@ -29,7 +30,7 @@ from rlexp.training.metrics import Chunk
 from rlexp.training.pace import Pace
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
 from rlexp.training.saves import Resume, Saves, restore, take_learnt, with_memory
-from rlexp.types import Metrics
+from rlexp.types import WAITING, Metrics
 
 _SEEN_S = 600.0  # within which another thread sees a chunk that this one has seen
 _MUCH = 0.1  # of a chunk's environment steps wait for a reset
@@ -271,8 +272,10 @@ class Reports:
         return {i: Diverged(f"{name} is not finite {when}") for i, name in metrics.not_finite(values).items()}
 
     def _tell_of_waiting(self, counted: Metrics) -> None:
-        """Once, where much is lost to it. Environments of the host wait for nothing, and their rows are counted otherwise."""
-        if self._told_of_waiting or self._pack.lead.on_host or (share := metrics.waiting(counted)) < _MUCH:
+        """Once, where much is lost to it."""
+        if self._told_of_waiting or (told := counted.get(WAITING)) is None or (steps := np.sum(told.count)) == 0:
+            return
+        if (share := np.sum(told.sum) / steps) < _MUCH:
             return
         self._told_of_waiting = True
         self._pack.progress.warn(

@@ -64,17 +64,6 @@ def transitions(counted: Metrics) -> list[int] | None:
     return None if found is None else [int(x) for x in np.asarray(found.sum)]
 
 
-def waiting(counted: Metrics) -> float:
-    """The share of a chunk's environment steps in which an environment waits for its reset, over all members; 0 where the source
-    does not count them.
-    """
-    if AGENT_STEPS not in counted or "train/length_mean" not in counted:
-        return 0.0
-    steps, episodes = counted[AGENT_STEPS], counted["train/length_mean"].count
-    decided, begun, taken = (np.sum(x, dtype=np.float64) for x in (steps.sum, episodes, steps.count))
-    return float(1.0 - (decided + begun) / taken) if taken else 0.0  # after an episode's end one step begins the next
-
-
 def transitions_at_start(counted: Metrics, lead: Experiment, num_members: int) -> list[int] | None:
     """As `transitions`, before the first update: those of a prefill."""
     found = transitions(counted)

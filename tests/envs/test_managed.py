@@ -9,13 +9,13 @@ import point_world
 import pytest
 import yaml
 from envs.test_env_contract import check_rows, described
-from suites import CONF, SUITES, build_env, need, node_of
+from suites import CONF, build_env, need, node_of
 from support import SMALL, StopAfter, assert_same, build, rows, train
 
 from rlexp.compose import search_path
 from rlexp.config import ConfigError, parse
 from rlexp.envs.base import batched
-from rlexp.envs.managers import managed
+from rlexp.envs.managers import acting, managed
 from rlexp.training.loop import Resume
 
 B, T = 6, 40
@@ -102,10 +102,10 @@ def test_terms_of_the_driving_world_are_its_task():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", ["brax", "playground"])
-def test_terms_of_a_body_are_its_task_and_bodies_differ(suite):
+@pytest.mark.parametrize("option", ["brax/inverted_pendulum", "brax/ant", "playground/cartpole_balance"])
+def test_terms_of_a_body_are_its_task_and_bodies_differ(option):
+    suite = option.partition("/")[0]
     need(suite)
-    option = f"{suite}/{SUITES[suite]}"
     node = node_of(suite) | node_of(option) | {"max_episode_steps": 10}
     lists = {k: node_of(f"../{k}/{suite}")[k] for k in ("observations", "rewards", "terminations")}
     lists |= {k: [] for k in ("commands", "events", "randomisation", "curriculum")}
@@ -407,6 +407,13 @@ def test_commands_are_drawn_anew_after_so_many_steps(plain):
                     since = t
     assert lasted == {3, 4, 5}
     assert len(np.unique(goal[0, :, 0])) == B
+
+
+def test_no_interval_follows_from_what_a_term_draws():
+    """A term's own function has the same key, and splits it as one does."""
+    for key in jax.random.split(jax.random.key(0), 3):
+        of_terms = {int(jax.random.randint(k, (), 0, 2**30)) for k in (key, *jax.random.split(key, 64))}
+        assert int(acting._steps(key, [0, 2**30 - 1])) not in of_terms
 
 
 def test_events_change_the_world_at_a_reset_or_now_and_then(plain):

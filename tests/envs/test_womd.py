@@ -277,6 +277,21 @@ def test_who_drives_as_was_recorded_meets_nobody_and_makes_the_way():
     np.testing.assert_array_equal(told["accuracy"], 1)
 
 
+def test_who_comes_to_the_end_of_the_route_has_made_all_the_way():
+    """At 0.8 of the recorded speeds, along the first 20 m: the recorded car is far beyond them by then."""
+    there = jax.tree.map(jnp.asarray, pool()._replace(length=pool().reference[:, 0] + 20.0))
+    begin, step, _ = compiled()
+    state, arrived = begin(there, jnp.arange(NUM)), {}
+    steer = jax.jit(jax.vmap(world.logged, in_axes=(None, 0)))
+    for t in range(80):
+        recorded = (there.reference[:, t + 1] - there.reference[:, t]) / 0.1
+        action = steer(there, state).at[:, 0].set(jnp.clip((0.8 * recorded - state.ego.speed) / 0.1, -6.0, 6.0))
+        state, now, told = step(there, state, action, False)
+        for i in np.flatnonzero(now.arrived):
+            arrived.setdefault(i, float(told["progress_ratio"][i]))
+    assert len(arrived) > NUM // 2 and set(arrived.values()) == {1.0}
+
+
 def test_what_ends_an_episode():
     turned, _ = played(pool(), (0.0, 0.3), steps=30)
     assert turned["off_road"].mean() > 0.5
@@ -415,14 +430,17 @@ def test_it_is_an_environment(folder):
     assert len(np.argwhere((picture == (33, 102, 172)).all(-1))) > 80
 
 
-def test_a_run_goes_on_with_its_records_wherever_they_lie_and_with_no_others(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "key"), [(("env=womd",), "env.path"), (("env=wrapped", "env@env.inner=womd"), "env.inner.path")]
+)
+def test_a_run_goes_on_with_its_records_wherever_they_lie_and_with_no_others(words, key, folder, tmp_path):
     moved, fewer = tmp_path / "moved", tmp_path / "fewer"
     shutil.copytree(folder, moved)
     fewer.mkdir()
     features.write(fewer / "a.tfrecord", (record for _, record in drives()[1:]))
-    here, there, others = (fingerprint("env=womd", f"env.path={place}") for place in (folder, moved, fewer))
+    here, there, others = (fingerprint(*words, f"{key}={place}") for place in (folder, moved, fewer))
     check_same(here, there)
-    check_same(here | {"env.path": "/once/upon"}, there)  # of a checkpoint from before paths were free
+    check_same(here | {key: "/once/upon"}, there)  # of a checkpoint from before paths were free
     with pytest.raises(ConfigError, match=r"^env\.data: 'crc32 .*' is not what the checkpoint was made with \('crc32 "):
         check_same(here, others)
 

@@ -108,6 +108,16 @@ def test_another_setting_is_refused_by_name(tmp_path):
             check_same(saved, fingerprint(*TINY, change) if change != "algo=pqn" else fingerprint("algo=pqn"))
 
 
+def test_another_world_within_a_wrapper_is_refused_by_name():
+    saved = fingerprint("env=wrapped")
+    with pytest.raises(
+        ConfigError, match=r"^env\.inner: 'my_game' is not what the checkpoint was made with \('rlexp\."
+    ):
+        check_same(saved, saved | {"env.inner": "my_game"})
+    older = {path: value for path, value in saved.items() if path != "env.inner"}
+    check_same(older, saved)  # which did not tell it
+
+
 def test_found_by_id_or_directory(tmp_path):
     run_dir = tmp_path / "2026-01-01" / "12-00-00-0123abcd"
     run_dir.mkdir(parents=True)

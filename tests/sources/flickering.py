@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlexp.config import Count, Host, schema
+from rlexp.config import Host, Resets, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.types import Discrete, EnvSpec
 
@@ -15,7 +15,7 @@ class Config:
     """Flickers."""
 
     module: Host[str]
-    resets: Count | None = None
+    resets: Resets = None
 
 
 def make(config: Config) -> Env:

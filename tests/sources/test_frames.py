@@ -22,7 +22,7 @@ WEIGHT: Any = np.ones((1, B), np.float32)
 
 
 @functools.cache
-def world(stack: int = 4, resets: int | None = None) -> Env:
+def world(stack: int = 4, resets: int | str | None = None) -> Env:
     plain = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.1}
     inner = {"module": "sources.flickering", "resets": resets}
     node = {"module": "rlexp.envs.wrapped", "inner": inner, **plain, "frame_stack": stack}
@@ -175,4 +175,14 @@ def test_a_row_is_one_frame_of_the_environments_type(num_steps, num_rows):
 def test_what_does_not_move_on_while_it_waits_is_no_stack():
     """An environment that waits for its reset shows its last stack once more: no rule makes that of frames."""
     assert world(resets=1).frames == 1
-    assert world(stack=3).frames == {"action_mask": 1, "image": 3, "speed": 3}
+    for resets in (None, "auto"):  # with auto nobody waits
+        assert world(stack=3, resets=resets).frames == {"action_mask": 1, "image": 3, "speed": 3}
+
+
+def test_a_wrapper_within_another_is_none_that_waits():
+    plain = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.0}
+    inner = {"module": "sources.flickering", "resets": None}
+    within = {"module": "rlexp.envs.wrapped", "inner": inner, **plain, "frame_stack": 1}
+    node = {"module": "rlexp.envs.wrapped", "inner": within, **plain, "frame_stack": 3}
+    frames = wrapped.make(parse(node, wrapped.Config, "env")[0]).frames
+    assert frames == {"action_mask": 1, "image": 3, "speed": 3}

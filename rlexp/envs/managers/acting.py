@@ -1,5 +1,6 @@
 """What acts on an episode beside the agent: commands, which are drawn anew now and then, and events, which change the world."""
 
+import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,6 +11,9 @@ from rlexp.config import ConfigError
 from rlexp.envs.managers.terms import Event, Term, stream
 from rlexp.envs.managers.world import Moment
 from rlexp.types import Key, PyTree
+
+# A term's own function is given the same key, and what it splits off has the small numbers.
+_INTERVAL = zlib.crc32(b"interval")
 
 
 class Acting(NamedTuple):
@@ -90,7 +94,8 @@ def _steps(key: Key, bounds: list[int] | None) -> jax.Array:
     if bounds is None:
         return jnp.asarray(2**31 - 1, jnp.int32)
     low, high = bounds
-    return low + jax.random.randint(jax.random.fold_in(key, 1), (), 0, high - low + 1)  # int32 may not hold high + 1
+    own = jax.random.fold_in(key, _INTERVAL)
+    return low + jax.random.randint(own, (), 0, high - low + 1)  # int32 may not hold high + 1
 
 
 def _check_steps(bounds: list[int] | None, path: str) -> None:

@@ -29,6 +29,8 @@ from rlexp.envs.womd.scenes import NUM_STEPS, Scene, Sizes
 from rlexp.together import refused_by_all
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
 
+_ARRIVED = 1.0  # m before the end of the route
+
 
 @schema
 class Config:
@@ -225,14 +227,15 @@ def drive(pool: Scene, state: State, action: Float[Array, " 2"], grip: float | N
     step = state.step + 1
     route = route_of(pool, state)
     station, aside, _ = project(ego.position, route)
+    recorded = (
+        pool.reference[state.scene, jnp.minimum(step, NUM_STEPS - 1)] - pool.reference[state.scene, 0] + state.start
+    )
     after = state._replace(
         step=step,
         ego=ego,
         time=state.time + DT,
         station=station,
-        reference=pool.reference[state.scene, jnp.minimum(step, NUM_STEPS - 1)]
-        - pool.reference[state.scene, 0]
-        + state.start,
+        reference=jnp.minimum(recorded, pool.length[state.scene] - _ARRIVED),  # no way counts beyond the route
     )
     happened = events(pool, state, after, route, jnp.abs(aside))
     return rewards.remember(happened, after), happened
@@ -256,7 +259,7 @@ def events(pool: Scene, before: State, after: State, route: Lane, aside: Float[A
         at_fault=jnp.any(hits & (forwards > -length / 2)) & (ego.speed > rewards.STANDS),
         off_road=jnp.any((edges[:, 0] < length / 2) & (edges[:, 1] < width / 2)),
         red_light=jnp.any(crossed & (pool.colour[before.scene, before.step] == 2)),
-        arrived=after.station > pool.length[after.scene] - 1.0,
+        arrived=after.station > pool.length[after.scene] - _ARRIVED,
         progress=after.station - before.station,
         excess=jnp.maximum(ego.speed - after.limit, 0.0),
         aside=aside,
