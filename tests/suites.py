@@ -34,6 +34,13 @@ def node_of(option: str) -> dict[str, Any]:
     return node
 
 
+def made(suite: str, **changes) -> Any:
+    """An Env of a suite, by its file; its suite may be missing."""
+    node = node_of(suite) | changes
+    module = load_module(node["module"], "env")
+    return module.make(parse(node, module.Config, "env")[0])
+
+
 def build_env(option: str, **changes) -> Any:
     """An Env or a HostEnv; where its suite is not installed the test is skipped."""
     suite = option.partition("/")[0]

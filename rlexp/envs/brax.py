@@ -53,9 +53,14 @@ def decompositions(config: Config) -> int:
     return 3 if backend == "mjx" else 2 if backend == "generalized" else 0
 
 
+def ids() -> set[str]:
+    """All that brax has. Raises ConfigError: it is not installed."""
+    return set(vars(imported("brax.envs", extra="brax"))["_envs"]) - {"fast"}  # fast is for brax's own tests
+
+
 def _task(config: Config) -> Any:
+    known("brax", config.id, ids())
     brax = imported("brax.envs", extra="brax")
-    known("brax", config.id, set(vars(brax)["_envs"]) - {"fast"})  # fast is for brax's own tests
     # MuJoCo, which reads the models, would write its warnings into a file where the user stands.
     imported("mujoco", extra="brax").set_mju_user_warning(lambda text: None)
     return made(config.id, lambda: brax.get_environment(config.id, **config.kwargs), config.kwargs)

@@ -22,6 +22,11 @@ _OWN_LIMIT = "max_timesteps"
 _NEVER = 2**30  # steps
 
 
+def ids() -> tuple[str, ...]:
+    """All that Craftax has."""
+    return IDS
+
+
 @schema
 class Config:
     """One of Craftax's environments."""
@@ -47,7 +52,7 @@ def make(config: Config) -> Env:
       ConfigError: Craftax is not installed, has no such environment, or not what the configuration names.
     """
     craftax = imported("craftax.craftax_env", extra="craftax")
-    known("Craftax", config.id, IDS)
+    known("Craftax", config.id, ids())
     game = made(config.id, lambda: craftax.make_craftax_env_from_name(config.id, auto_reset=False))
     if config.id.startswith("Craftax-Classic"):
         achieved = imported("craftax.craftax_classic.envs.common", extra="craftax").compute_score

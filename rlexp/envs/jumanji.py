@@ -97,9 +97,14 @@ def make(config: Config) -> Env:
     )
 
 
+def ids() -> list[str]:
+    """All that Jumanji has. Raises ConfigError: it is not installed."""
+    return sorted(imported("jumanji", extra="jumanji").registered_environments())
+
+
 def _game(name: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> tuple[Any, int]:
+    known("Jumanji", name, ids())
     jumanji = imported("jumanji", extra="jumanji")
-    known("Jumanji", name, jumanji.registered_environments())
     if "time_limit" in kwargs:
         raise ConfigError("env.kwargs.time_limit: set env.max_episode_steps instead")
 

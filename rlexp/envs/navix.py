@@ -34,11 +34,16 @@ class Config:
     environments, at least 8. auto: all that are due, a few at a time. null: each resets itself."""
 
 
+def ids() -> list[str]:
+    """All that navix has. Raises ConfigError: it is not installed."""
+    return list(imported("navix", extra="navix").registry())
+
+
 @remembered
 def make(config: Config) -> Env:
     """The environment `config.id`. Raises ConfigError: navix is not installed, or has no such environment."""
+    known("navix", config.id, ids())
     navix = imported("navix", extra="navix")
-    known("navix", config.id, navix.registry())
     see = vars(navix.observations)[config.observation]
     game = made(config.id, lambda: navix.make(config.id, observation_fn=see))
     goal = made(config.id, lambda: jax.eval_shape(game.reset, jax.random.PRNGKey(0))).state.entities.get("goal")

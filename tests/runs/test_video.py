@@ -6,6 +6,7 @@ import subprocess
 
 import imageio_ffmpeg
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, ImageSequence
@@ -14,6 +15,7 @@ from support import QUIET, SMALL, build
 import rlexp
 from rlexp import endings, session
 from rlexp.config import ConfigError
+from rlexp.envs.base import action_struct
 from rlexp.loggers import fan_out
 from rlexp.loggers.base import Logger
 from rlexp.modes import video
@@ -21,6 +23,11 @@ from rlexp.training.loop import Member
 
 TINY = (*QUIET, *SMALL, "total_env_steps=64", "eval.every_env_steps=null", "eval.at_start=false", "algo.num_envs=4")
 
+WORLDS = (
+    "env=driving/merge",
+    "env=managed",
+    "env=wrapped env@env.inner=driving/merge env.action_repeat=2",
+)
 WALK = ("env=gymnasium", "env.id=envs.drawn:Walk-v0", "env.max_episode_steps=10")
 
 
@@ -162,6 +169,7 @@ def test_an_evaluation_is_whole_whatever_its_film_does(walked, failure, tmp_path
         "env=gymnax/four_rooms",
         "env=gymnax/catch",
         "env=gymnax/breakout network=cnn",
+        *(pytest.param(line, marks=pytest.mark.slow) for line in WORLDS),
     ],
 )
 def test_compiled_environments_draw_themselves_or_show_what_is_observed(line):
@@ -169,7 +177,8 @@ def test_compiled_environments_draw_themselves_or_show_what_is_observed(line):
     env = experiment.env_of(experiment.settings)
     played = video._played(env, jax.random.key(0))
     _, first = next(played)
-    *_, (_, second) = [played.send(np.ones((1,), np.int32)) for _ in range(6)]
+    ones = jnp.ones((1, *action_struct(env.spec).shape), action_struct(env.spec).dtype)
+    *_, (_, second) = [played.send(ones) for _ in range(6)]
     for picture in (first, second):
         assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[-1] == 3 and picture.max() > 0
     assert (first != second).any() or line == "env=gymnax/four_rooms"  # a wall

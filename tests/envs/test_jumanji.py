@@ -1,0 +1,40 @@
+"""Jumanji: moves that one mask allows together, and levels that are downloaded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from suites import build_env as build
+from suites import made, need
+
+from benchmarks.environments import draws
+from rlexp.config import ConfigError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "left"), [("jumanji/tetris", 0), ("jumanji/bin_pack", 0), ("jumanji/flat_pack", 0)])
+def test_an_allowed_move_is_never_an_illegal_one(option, left):
+    """These games end at once by an illegal move: who only takes what the flat mask allows ends where nothing is left."""
+    env = build(option)
+    draw, num_envs = draws(env, 32), 32
+
+    def step(carry, key):
+        state, row = carry
+        carry = jax.vmap(env.step)(state, draw(key, row.obs))
+        return carry, (carry[1].last & (carry[1].discount == 0), jnp.sum(carry[1].obs["action_mask"], -1))
+
+    start = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
+    ended, allowed = jax.jit(lambda c: jax.lax.scan(step, c, jax.random.split(jax.random.key(1), 60)))(start)[1]
+    assert ended.any() and not np.asarray(allowed)[np.asarray(ended)].any()
+
+
+def test_levels_that_cannot_be_downloaded_are_told(monkeypatch):
+    need("jumanji")
+
+    def make(name, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr("jumanji.make", make)
+    said = r"^env\.id: Sokoban-v0 could not get its levels, which it downloads \(.*no network.*\)$"
+    with pytest.raises(ConfigError, match=said):
+        made("jumanji", id="Sokoban-v0")

