@@ -1,9 +1,11 @@
 """How drivers by rule and a trained agent fare on layouts that the agent never saw: one row for each driver, over seeds.
 
-The agent is that of a recipe, such as `experiment=driving/ppo`, on 100,000 layouts. All drive on 10,000 others; a seed plays as
-many whole episodes with each driver, on layouts and starts of its own. Intervals are Student's, 95%, over seeds.
+The agent is that of a recipe, such as `experiment=driving/ppo`, on 100,000 layouts; a recipe of recorded data has the
+episodes of one `driving/ppo`, its teacher, which is a row of its own then. All drive on 10,000 other layouts; a seed plays as many
+whole episodes with each driver, on layouts and starts of its own. Intervals are Student's, 95%, over seeds.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -32,7 +34,9 @@ from rlexp.storage import rundir
 from rlexp.types import TimeStep
 
 # The first seed that each is scored on; settings were chosen on those before it
-RECIPES = {"ppo": 0, "ppo_lq": 1, "sac": 1, "sac_lq": 1}
+RECIPES = {"ppo": 0, "ppo_lq": 1, "sac": 1, "sac_lq": 1, "bc": 1, "bc_lq": 1, "apg": 1}
+TEACHER = 5  # the seed of a driver by driving/ppo,
+RECORDED = {"bc": 1_000, "bc_lq": 1_000}  # of whose episodes so many are the data
 EPISODES, OF_A_KIND = 2_048, 512  # of a driver and seed, on all kinds of layout and on each
 TIMEOUT_S = 3 * 3600
 SECONDS = "seconds.txt"  # in a run's directory, once it has finished
@@ -52,44 +56,36 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
       recipe: one of RECIPES, with as many steps as it has.
     """
     episodes, of_kind = (16, 16) if quick else (EPISODES, OF_A_KIND)
-    common = [f"experiment=driving/{recipe}", f"env.layouts={SEEN}", "logger=quiet", "eval.every_env_steps=null"]
-    common += [
-        quoted("compilation_cache", str(BENCH / "cache" / "rlexp")),
-        *(["total_env_steps=20480"] if quick else []),
-    ]
-    samples: dict[str, list[Sample]] = {name: [] for name in DRIVERS}
+    teacher = _teacher(quick, say) if recipe in RECORDED else None
+    common = _common(recipe, quick)
+    if teacher:
+        common.append(quoted("algo.source.path", str(_recorded(teacher, 16 if quick else RECORDED[recipe], say))))
+    teach = _driven_by(teacher, episodes) if teacher else None
+    samples: dict[str, list[Sample]] = collections.defaultdict(list)
     apart: dict[str, dict[str, list[Sample]]] = {kind: {name: [] for name in BY_LAYOUT} for kind in KINDS}
     players: dict[str, dict[str, Callable]] = {}  # by kind of layout, or "all"
 
-    def train(seed: int) -> float:
-        where, overrides = _place(recipe, seed), [*common, f"seed={seed}"]
-        if (seconds := _trained(where, overrides)) is not None:
-            say(f"  seed {seed}: trained before, by this commit and these settings")
-            return seconds
-        shutil.rmtree(where, ignore_errors=True)
-        seconds = run(
-            [sys.executable, "-m", "rlexp", *overrides, quoted("hydra.run.dir", str(where))], timeout_s=TIMEOUT_S
-        )[1]
-        (where / SECONDS).write_text(f"{seconds}\n")
-        return seconds
-
     seeds = list(range(RECIPES[recipe], RECIPES[recipe] + rounds))
     for seed in seeds:
-        seconds = train(seed)
-        agent = rlexp.load(_place(recipe, seed))
+        where = _place(recipe, seed)
+        seconds = _train(where, [*common, f"seed={seed}"], say)
+        agent = rlexp.load(where)
         players = players or {"all": _players(agent, episodes, "all")} | {
             kind: _players(agent, of_kind, kind) for kind in KINDS
         }
         policy = agent.algorithm.policy(agent.state, False)
-        for name in DRIVERS:
-            sample = _played(players["all"][name], policy, seed)
-            samples[name].append(sample | ({"seconds": seconds} if name == "agent" else {}))
+        played = {name: _played(players["all"][name], policy, seed) for name in DRIVERS}
+        played["agent"]["seconds"] = seconds
+        if teach:
+            played["teacher"] = teach(seed)
+        for name, sample in played.items():
+            samples[name].append(sample)
             say(f"  seed {seed}, {name}: accuracy {sample['accuracy']:.3f}, score {sample['score']:.3f}")
         for kind, name in itertools.product(KINDS, BY_LAYOUT):
             apart[kind][name].append(_played(players[kind][name], policy, seed))
     results = {name: _intervals(found) for name, found in samples.items()}
     by_layout = {kind: {name: _intervals(x) for name, x in found.items()} for kind, found in apart.items()}
-    rows = [[name, *(_shown(results[name][key]) for key in METRICS)] for name in DRIVERS]
+    rows = [[name, *(_shown(results[name][key]) for key in METRICS)] for name in samples]
     print(table(f"{rounds} seeds of {episodes} episodes; driving/{recipe}", ["driver", *METRICS], rows))
     rows = [
         [kind, name, *(_shown(by_layout[kind][name][key]) for key in METRICS)]
@@ -121,6 +117,57 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
         samples=samples | {f"{kind}, {name}": apart[kind][name] for kind, name in itertools.product(KINDS, BY_LAYOUT)},
         results=results | {"by_layout": by_layout, "better": better},
     )
+
+
+def _common(recipe: str, quick: bool) -> list[str]:
+    few = 20 if recipe in RECORDED else 20_480  # updates, or environment steps
+    return [
+        f"experiment=driving/{recipe}",
+        f"env.layouts={SEEN}",
+        "logger=quiet",
+        "eval.every_env_steps=null",
+        quoted("compilation_cache", str(BENCH / "cache" / "rlexp")),
+        *([f"total_env_steps={few}"] if quick else []),
+    ]
+
+
+def _train(where: Path, overrides: list[str], say: Say) -> float:
+    """How long it took, in seconds."""
+    if (seconds := _trained(where, overrides)) is not None:
+        say(f"  {overrides[-1]}: trained before, by this commit and these settings")
+        return seconds
+    shutil.rmtree(where, ignore_errors=True)
+    seconds = run(
+        [sys.executable, "-m", "rlexp", *overrides, quoted("hydra.run.dir", str(where))], timeout_s=TIMEOUT_S
+    )[1]
+    (where / SECONDS).write_text(f"{seconds}\n")
+    return seconds
+
+
+def _teacher(quick: bool, say: Say) -> Path:
+    """The run directory of the driver that is learnt from."""
+    where = _place("ppo", TEACHER)
+    _train(where, [*_common("ppo", quick), f"seed={TEACHER}"], say)
+    return where
+
+
+def _recorded(teacher: Path, episodes: int, say: Say) -> Path:
+    """A data set of its greedy episodes, beside it and so as old as it is: one that is there is taken."""
+    where = teacher / f"greedy-{episodes}-v0"
+    if where.is_dir():
+        return where
+    say(f"  {episodes} episodes of the teacher's")
+    into = [quoted("record.path", str(where)), quoted("hydra.run.dir", str(teacher / f"record-{episodes}"))]
+    what = [quoted("resume", str(teacher)), f"record.num_episodes={episodes}", "record.mode=greedy"]
+    run([sys.executable, "-m", "rlexp", "run=record", *what, *into], timeout_s=TIMEOUT_S)
+    return where
+
+
+def _driven_by(run_dir: Path, episodes: int) -> Callable[[int], Sample]:
+    agent = rlexp.load(run_dir)
+    player = _players(agent, episodes, "all")["agent"]
+    policy = agent.algorithm.policy(agent.state, False)
+    return lambda seed: _played(player, policy, seed)
 
 
 def _trained(where: Path, overrides: list[str]) -> float | None:

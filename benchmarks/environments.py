@@ -6,7 +6,10 @@ short run of PPO with its default settings, for which some are too hard. Numbers
 benchmarks/results/environments.json, so that one environment can be measured without the others, and with them how many
 episodes of random actions were terminated and truncated. What an environment can end by (`ends_by`) is written there by hand, and
 held against these episodes; `ppo_entropy_coef` is there where PPO had another bonus for entropy than its default is now. `--specs`
-measures nothing, `--untrained` no PPO, `--trained` nothing else; `--table` writes the table from what is kept.
+measures nothing, `--untrained` no PPO, `--trained` nothing else; `--table` writes the tables from what is kept.
+
+`--ids` is all that suites have beside: of each id without a file, such as navix:Navix-FourRooms-v0, the same without PPO, or in
+which words it is refused, in environments_ids.json and a table of its own.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +27,20 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
-from benchmarks.measure import ROOT, Failed, Say, in_page, run
+from benchmarks.measure import ROOT, Failed, Say, in_page, machine, run
 from rlexp.config import ConfigError, load_module, parse
 from rlexp.envs.base import Env, HostEnv, action_struct, batched, in_words
 from rlexp.types import Continuous, Discrete, EnvSpec
 
 CONF, DOCS = ROOT / "conf" / "env", ROOT / "docs" / "environments.md"
 KEPT = ROOT / "benchmarks" / "results" / "environments.json"
+OF_IDS = KEPT.with_name("environments_ids.json")
+SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
+HEAD_OF_IDS = ["suite and id", "observation", "actions", "limit", "CPU µs a step", "random"]
 HEAD = ["option", "observation", "actions", "limit", "ends by", "CPU µs a step", "random", "PPO"]
 NUM_ENVS, NUM_STEPS, TRAIN_STEPS = 64, 1000, 100_000
 TIMEOUT_S = 1800.0  # of a training; programs of bodies compile for minutes
+STEPS_OF_BODIES = 200  # of ids: a step of a robot takes a millisecond and more
 MOST_STEPS = 10_000  # of one random episode: those of Craftax end long before their limit of 100,000
 
 
@@ -41,50 +49,77 @@ def options() -> list[str]:
     return sorted(str(p.relative_to(CONF).with_suffix("")) for p in CONF.rglob("*.yaml") if p.parent != CONF)
 
 
+def ids() -> list[str]:
+    """suite:id of all that the suites have and no file of conf/env names. Raises ConfigError: a suite is not installed."""
+    named = {(node["module"], str(node.get("id"))) for node in map(_node, options())}
+    modules = {suite: f"rlexp.envs.{suite}" for suite in SUITES}
+    every = [(suite, name) for suite in SUITES for name in load_module(modules[suite], "env").ids()]
+    return sorted(f"{suite}:{name}" for suite, name in every if (modules[suite], name) not in named)
+
+
 def main(arguments: list[str], say: Say) -> int:
     """The exit code: 1 where one of them could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks environments", description=__doc__)
     parser.add_argument("options", nargs="*", metavar="OPTION")
+    parser.add_argument("--ids", action="store_true", help="what has no file")
     parser.add_argument("--specs", action="store_true", help="no measurements")
     parser.add_argument("--untrained", action="store_true", help="random actions only")
     parser.add_argument("--trained", action="store_true", help="PPO only")
-    parser.add_argument("--table", action="store_true", help="nothing is built: the table is written from what is kept")
+    parser.add_argument(
+        "--table", action="store_true", help="nothing is built: the tables are written from what is kept"
+    )
     chosen = parser.parse_args(arguments)
-    if unknown := set(chosen.options) - set(options()):
+    no_file = chosen.ids or any(":" in option for option in chosen.options)
+    every = ids() if no_file else options()
+    if unknown := set(chosen.options) - set(every):
         parser.error(f"no such environment: {min(unknown)}")
-    failed = False
-    for option in [] if chosen.table else chosen.options or options():
+    path, failed = OF_IDS if no_file else KEPT, False
+    for option in [] if chosen.table else chosen.options or every:
         say(option)
-        row = _kept().get(option, {})
+        row = _kept(path).get(option, {})
         try:
             for part in _parts(option, chosen):
-                row = {"ends_by": "either"} | row | part
+                row = ({} if no_file else {"ends_by": "either"}) | row | part
                 check_ends(**row)
         except (ConfigError, Failed) as error:
-            failed = True
-            print(f"{option}: not measured: {error}", file=sys.stderr)
+            if no_file and isinstance(error, ConfigError):
+                row = {"refused": str(error)}
+            else:
+                failed = True
+                print(f"{option}: not measured: {error}", file=sys.stderr)
         if row:  # another process may have kept rows meanwhile
-            KEPT.write_text(json.dumps(dict(sorted((_kept() | {option: row}).items())), indent=1) + "\n")
-    DOCS.write_text(with_table(DOCS.read_text(), _kept()))
+            kept = dict(sorted((_kept(path) | {option: row}).items()))
+            path.write_text(json.dumps(kept, indent=1) + "\n")
+    DOCS.write_text(with_tables(DOCS.read_text(), _kept(KEPT), _kept(OF_IDS)))
     return int(failed)
 
 
-def _kept() -> dict[str, Any]:
-    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+def _kept(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
-def with_table(text: str, kept: dict[str, Any]) -> str:
+def with_tables(text: str, kept: dict[str, Any], of_ids: dict[str, Any]) -> str:
     """The page with the rows of what is kept in place of those that it had."""
-    return in_page(text, HEAD, [cells(option, kept[option]) for option in sorted(kept)])
+    text = in_page(text, HEAD, [cells(option, kept[option]) for option in sorted(kept)])
+    return in_page(text, HEAD_OF_IDS, [_cells_of_id(name, of_ids[name]) for name in sorted(of_ids)])
 
 
 def cells(option: str, row: dict[str, Any]) -> list[str]:
-    def number(name: str) -> str:
-        return "" if row.get(name) is None else f"{row[name]:.3g}"
-
     told = [f"`{option}`", row["observation"], row["actions"], str(row["limit"]), row["ends_by"]]
     mark = "†" if row.get("ppo_entropy_coef") else ""
-    return [*told, number("us_a_step"), number("random"), number("ppo") + mark]
+    return [*told, _number(row, "us_a_step"), _number(row, "random"), _number(row, "ppo") + mark]
+
+
+def _cells_of_id(name: str, row: dict[str, Any]) -> list[str]:
+    label = "`{}` `{}`".format(*name.split(":"))
+    if "refused" in row:
+        return [label, f"refused: {row['refused']}", "", "", "", ""]
+    told = [row["observation"], row["actions"], str(row["limit"])]
+    return [label, *told, _number(row, "us_a_step"), _number(row, "random")]
+
+
+def _number(row: dict[str, Any], name: str) -> str:
+    return "" if row.get(name) is None else f"{row[name]:.3g}"
 
 
 def observed(spec: EnvSpec) -> str:
@@ -100,12 +135,19 @@ def _parts(option: str, chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     actions = in_words(env.spec)[0].partition(",")[0]
     yield {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
     if not (chosen.specs or chosen.trained):
-        yield _random(env, num_steps=min(max(env.spec.max_episode_steps, NUM_STEPS), MOST_STEPS))
-    if not (chosen.specs or chosen.untrained):
+        num_steps = min(max(env.spec.max_episode_steps, NUM_STEPS), MOST_STEPS)
+        bodies = option.startswith(("brax:", "playground:"))
+        yield _random(env, num_steps=min(num_steps, STEPS_OF_BODIES) if bodies else num_steps) | {"measured": _now()}
+    if not (chosen.specs or chosen.untrained or ":" in option):
         yield {"ppo": _trained(option), "ppo_entropy_coef": None}
 
 
-def check_ends(*, ends_by: str, random_episodes: Mapping[str, int] | None = None, **_: Any) -> None:
+def _now() -> dict[str, Any]:
+    found = machine()
+    return {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "cpu": found["cpu"], "cores": found["cores"]}
+
+
+def check_ends(*, ends_by: str = "either", random_episodes: Mapping[str, int] | None = None, **_: Any) -> None:
     """Raises Failed where random actions ended by what is said not to happen."""
     for how, never in (("terminated", "truncation"), ("truncated", "termination")):
         if ends_by == never and (number := (random_episodes or {}).get(how, 0)):
@@ -118,9 +160,10 @@ def made(option: str, **changed: Any) -> Any:
 
 
 def _node(option: str) -> dict[str, Any]:
-    node = yaml.safe_load((CONF / f"{option}.yaml").read_text())
+    file, _, name = option.partition(":")
+    node = yaml.safe_load((CONF / f"{file}.yaml").read_text())
     node.pop("defaults", None)
-    return node
+    return node | ({"id": name} if name else {})
 
 
 def _made_of(node: Mapping[str, Any]) -> Any:

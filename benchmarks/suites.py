@@ -2,8 +2,8 @@
 
 Brax's PPO trains its own tasks and Playground's, as both publish it; Craftax_Baselines' PPO and PPO-RNN train Craftax's and
 PureJaxRL's gymnax's, read where they lie; navix's is of its package. All sides have the same settings, and the jax that is
-installed here, but PureJaxRL, which needs the gymnax of its time and has Rejax's environment. The other suites have no trainer
-of PPO that could be had: there is nothing beside ours.
+installed here, but PureJaxRL, which needs the gymnax of its time and has Rejax's environment. Nothing is beside ours of the
+other suites: Jumanji's trainer is A2C, and the PPO of xminigrid's and of pgx's repository has a network that ours lacks.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """The table of drivers: its intervals, and that it is told where a driver is out of order."""
 
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ def test_intervals_are_students():
 
 @pytest.mark.parametrize(
     ("recipe", "of_agent", "apart", "expected"),
-    [("ppo", 0.9, 0.0, "yes"), ("sac_lq", 0.7, 0.0, "NO"), ("ppo", 0.82, 0.01, "NO")],
+    [("ppo", 0.9, 0.0, "yes"), ("sac_lq", 0.7, 0.0, "NO"), ("ppo", 0.82, 0.01, "NO"), ("bc", 0.9, 0.0, "yes")],
 )
 def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, monkeypatch, tmp_path, capsys):
     """The last one is better on average, and by so little and so unevenly that it might be luck."""
@@ -39,12 +40,16 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
         state = None
         algorithm = type("A", (), {"policy": staticmethod(lambda state, explore: None)})
 
-    trained = []
+    trained, recorded = [], []
 
     def train(command, timeout_s):
-        (seed,) = (int(word.partition("=")[2]) for word in command if word.startswith("seed="))
-        driving._place(recipe, seed).mkdir(parents=True)
-        trained.append(command)
+        told = {key: value.strip("'\"") for key, _, value in (word.partition("=") for word in command)}
+        Path(told["hydra.run.dir"]).mkdir(parents=True)
+        if "run" in told:
+            recorded.append(told)
+            Path(told["record.path"]).mkdir()
+            return "", 1.0
+        trained.append((told["experiment"], int(told["seed"]), told.get("algo.source.path")))
         return "", 1.0
 
     monkeypatch.setattr(driving, "BENCH", tmp_path / "bench")
@@ -52,21 +57,28 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
     monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
     monkeypatch.setattr(driving, "_players", players)
     driving.measure(tmp_path / "out", rounds=2, quick=False, say=lambda text: None, recipe=recipe)
-    assert all(f"experiment=driving/{recipe}" in command for command in trained)
-    seeds = {"ppo": [0, 1], "sac_lq": [1, 2]}[recipe]
-    assert [word for command in trained for word in command if word.startswith("seed=")] == [f"seed={x}" for x in seeds]
+    seeds = {"ppo": [0, 1]}.get(recipe, [1, 2])
+    data = None
+    if recipe == "bc":
+        assert trained.pop(0) == ("driving/ppo", driving.TEACHER, None)
+        (told,) = recorded
+        assert (told["record.num_episodes"], told["record.mode"]) == ("1000", "greedy")
+        assert Path(told["resume"]) == driving._place("ppo", driving.TEACHER)
+        data = told["record.path"]
+    assert trained == [(f"driving/{recipe}", seed, data) for seed in seeds]
     said = capsys.readouterr().out
     assert f"share that holds: {1.0 if expected == 'yes' else 2 / 3:.4g}; at least 1: {expected}" in said
     assert "the expert's accuracy: 0.995; at least 0.99: yes" in said
     (path,) = (tmp_path / "out").iterdir()
-    assert path.name == {"ppo": "driving.json", "sac_lq": "driving_sac_lq.json"}[recipe]
+    assert path.name == {"ppo": "driving.json", "sac_lq": "driving_sac_lq.json", "bc": "driving_bc.json"}[recipe]
     written = json.loads(path.read_text())
     assert written["settings"]["seeds"] == seeds
     assert written["results"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent)
     by_layout = written["results"]["by_layout"]
     assert by_layout["merge"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent / 2)
     assert by_layout["crossing"]["idm"]["accuracy"]["mean"] == 0.8
-    assert [len(samples) for samples in written["samples"].values()] == [2] * (5 + 2 * 5)
+    assert [len(samples) for samples in written["samples"].values()] == [2] * (5 + (recipe == "bc") + 2 * 5)
+    assert ("teacher" in written["results"]) == (recipe == "bc")
 
 
 def test_a_training_is_kept_only_of_this_commit_and_these_settings(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from benchmarks.measure import ROOT
 from rlexp import compose
 
 DOCS = ROOT / "docs" / "benchmarks.md"
-EARLIER = {"craftax_memory"}  # measured with other sizes, before 4,096 was one
 RATES = {"random actions": 400.0, "rlexp": 300.0, "theirs": 150.0}
 ANSWERS = "from benchmarks.worker import answer; answer(lambda seed: {{'env_steps_per_second': {rate} + seed}})"
 
@@ -97,7 +96,7 @@ def test_more_environments_are_no_more_work(key):
 
 def test_the_page_has_what_was_measured():
     """`UPDATE_GOLDEN=1` writes the page anew."""
-    for key in set(suites.TASKS) - EARLIER:
+    for key in suites.TASKS:
         task, kept = suites.TASKS[key], json.loads((RESULTS / f"suites_{key}_cpu.json").read_text())
         assert list(kept["results"]) == [f"{num_envs:,} environments" for num_envs in task.num_envs["cpu"]]
         assert kept["settings"] == json.loads(json.dumps(task._asdict()))
