@@ -70,9 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
 
                 try_again(directory, failed)
                 manifest.change([job.number for job in failed], status="pending", error=None)
-                for job in failed:  # with budgets of their own
-                    for count in BUDGETS:
-                        manifest.drop(count + job.pack)
+                again = {job.number for job in failed}
+                for count in BUDGETS:  # those of their packs, which need not have come to name them
+                    for name in manifest.recall_all(count):
+                        if worker.numbers(directory, name) & again:
+                            manifest.drop(count + name)
             _go_on(manifest, directory)
     except Exception as error:
         return endings.told(error, program="rlexp.sweep")
@@ -86,14 +88,26 @@ def _go_on(manifest: Manifest, directory: Path) -> None:
         raise ConfigError(f"{manifest.path}: somebody has changed 'cwd': expected a folder")
     many = {"-m", "--multirun"} & set(command)
     where = "hydra.sweep.dir" if many else "hydra.run.dir"  # else one job that was submitted
-    again = [x for x in command if override_key(x) not in (where, "resume", "launcher.detach")]
-    again += [quoted(where, str(directory)), *([] if many else ["resume=auto"])]
+    again = [x for x in command if override_key(x) not in (where, "launcher.detach")]
+    again = [*again, quoted(where, str(directory))] if many else _gone_on_with(again, directory)
     # All of this stands in the sweep's directory, and not in the command that was typed: who made that directory says what runs.
     endings.say(f"goes on in {cwd!r} with: python -m rlexp {shlex.join(again)}", program="rlexp.sweep")
     with rundir.preparing():
         os.chdir(cwd)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "rlexp", *again])
+
+
+def _gone_on_with(command: list[str], run_dir: Path) -> list[str]:
+    """The command line of a run that was submitted, as one that goes on. One that was to start from another run has that one's
+    settings in its own directory, as soon as it has begun."""
+    if url := store.url_of(run_dir):
+        store.pull(url, run_dir)
+    here, own = quoted("hydra.run.dir", str(run_dir)), [x for x in command if override_key(x) == "resume"]
+    rest = [x for x in command if x not in own]
+    if not own or own[-1].partition("=")[2].strip("'\"") in ("auto", "null", ""):
+        return [*rest, here, "resume=auto"]
+    return [*rest, here, quoted("resume", str(run_dir))] if rundir.is_run(run_dir) else [*command, here]
 
 
 def _known(manifest: Manifest, name: str) -> Any:

@@ -23,6 +23,8 @@ from rlexp.sweep.packing import Job, at_once, fingerprint, grouped, name, withou
 from rlexp.sweep.sweepers import Setting
 from rlexp.sweep.trials import Prepare
 
+_BY_NUMBER = "packs by number"  # of the manifest: whether they are named so
+
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
     """One JobReturn for each job, in order. A job that fails does not keep the others from running.
@@ -75,7 +77,7 @@ def _launch(
             places.check_free(directories.values())
         return [_run_job(launcher, one, launcher.task_function) for one in composed]
     # Hydra's configurations are a fifth of a megabyte each: they are composed again at the end, and not kept until then.
-    jobs, known = list[Job](), dict[int, Entry]()
+    jobs, known, by_number = list[Job](), dict[int, Entry](), _by_number(sweep_dir)
 
     def trains(pack: Sequence[Job]) -> bool:
         """Such packs are the launcher's. Plans are made here, since one table compares them."""
@@ -85,7 +87,7 @@ def _launch(
 
     def prepare(fresh: Mapping[int, Sequence[str]], per_pack: int) -> list[list[Job]]:
         given.update(fresh)
-        made = [_job(compose_job(number), overrides) for number, overrides in fresh.items()]
+        made = [_job(compose_job(number), overrides, by_number) for number, overrides in fresh.items()]
         for job in made:
             check_common(made[0], job)
         settings, module = made[0].config.launcher, load_module(made[0].modules["launcher"], "launcher")
@@ -100,6 +102,8 @@ def _launch(
             store.attach(sweep_dir, store.place(root, sweep_dir))
         manifest = Manifest(sweep_dir)
         manifest.own()
+        if by_number:
+            manifest.remember(_BY_NUMBER, True)  # before there is a job: without jobs nobody has named a pack yet
         for job in made:
             where = os.path.relpath(job.dir, sweep_dir)
             known[job.number] = manifest.add(job.number, job.overrides, where, fingerprint=fingerprint(job))
@@ -158,8 +162,9 @@ def check_all(plugin: Any, jobs: Sequence[Sequence[str]], *, size: int, has_mani
       size: of a batch.
     """
     composer = compositions(plugin.hydra_context.config_loader, plugin.config)
-    made = [_job(_compose(composer, one, number), one) for number, one in enumerate(jobs)]
     sweep_dir = Path(str(plugin.config.hydra.sweep.dir)).absolute()
+    by_number = has_manifest and _by_number(sweep_dir)
+    made = [_job(_compose(composer, one, number), one, by_number) for number, one in enumerate(jobs)]
     if not has_manifest:
         places.check_apart({job.number: job.dir for job in made}, sweep_dir)
         places.check_free(job.dir for job in made)
@@ -194,6 +199,15 @@ def _of_part(one: Job | Setting, part: str) -> dict[str, Any]:
     if isinstance(node, str):
         return {part: node}
     return {f"{part}.module": one.modules[part]} | {f"{part}.{name}": value for name, value in vars(node).items()}
+
+
+def _by_number(sweep_dir: Path) -> bool:
+    """Whether packs are named by the numbers of their jobs too. Where an earlier version began, what it has kept and what still
+    runs have names without them."""
+    if not (sweep_dir / NAME).exists():
+        return True
+    manifest = Manifest(sweep_dir)
+    return bool(manifest.recall(_BY_NUMBER)) or not manifest.jobs()
 
 
 def _over(sweep_dir: Path) -> set[int]:
@@ -246,14 +260,14 @@ def _compose(composer: Compositions, overrides: Sequence[str], number: int) -> D
     return composed
 
 
-def _job(composed: DictConfig, overrides: Sequence[str]) -> Job:
+def _job(composed: DictConfig, overrides: Sequence[str], by_number: bool) -> Job:
     node = compose.without_hydra(composed)
     config, modules = parse(node, Config)
     node = as_read(node, config)
     if config.resume is not None:
         raise ConfigError(f"resume: {config.resume!r} is of one run; leave out -m")
     own = (*compose.searched(composed.hydra), *without_launcher(overrides))
-    return Job(composed.hydra.job.num, own, node, config, modules, _directory(composed))
+    return Job(composed.hydra.job.num, own, node, config, modules, _directory(composed), by_number=by_number)
 
 
 def _directory(composed: DictConfig) -> Path:

@@ -123,6 +123,11 @@ class Manifest:
         """
         return self._read("order by number", damaged=damaged)
 
+    def over(self, numbers: Sequence[int]) -> set[int]:
+        """Those of some jobs that are over."""
+        rows = self._execute("select number, status from jobs where number between ? and ?", min(numbers), max(numbers))
+        return {number for number, status in rows if status in OVER}.intersection(numbers)
+
     def add(self, number: int, overrides: Sequence[str], run_dir: str | None = None, *, fingerprint: str = "") -> Entry:
         """A job, as it is known, or new and pending.
 

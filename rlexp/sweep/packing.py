@@ -27,6 +27,7 @@ class Job(NamedTuple):
     modules: dict[str, str]
     dir: Path  # its run directory
     resume_dir: Path | None = None  # the run whose checkpoint to start from; null in a sweep
+    by_number: bool = False  # whether its packs are named by its number too; not in sweeps that earlier versions began
 
 
 def without_launcher(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -137,6 +138,11 @@ def _on_the_host(job: Job) -> bool:
 
 
 def name(pack: Sequence[Job]) -> str:
-    """Of the pack's directory: the same jobs have the same name, so that a sweep that goes on finds its checkpoints."""
-    text = json.dumps([job.overrides for job in pack])
+    """Of the pack's directory: the same jobs have the same name, so that a sweep that goes on finds its checkpoints.
+
+    Jobs of equal overrides, as of `seed=1,1` or of a search in a small space, are told apart by their numbers. A run that was
+    submitted is the same however it is gone on with: `rlexp.sweep resume` adds `resume=auto`.
+    """
+    own = [[o for o in job.overrides if override_key(o) != "resume"] for job in pack]
+    text = json.dumps([[job.number, *o] if job.by_number else o for job, o in zip(pack, own, strict=True)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -69,10 +69,13 @@ def write(pack: Sequence[Job], sweep_dir: Path, manifest: Manifest) -> Task:
     manifest.fold(task.journal)
     store.unlink(task.journal)
     manifest.forget(task.journal)
+    over = manifest.over(task.numbers)
     jobs = [
         {
             "number": job.number,
             "overrides": list(job.overrides),
+            "by_number": job.by_number,
+            "over": job.number in over,  # by journals of before: a pack that has a checkpoint goes on whole
             "node": job.node,
             "dir": os.path.relpath(job.dir, sweep_dir),  # which lies elsewhere on a machine that shares no disk
             "resume_dir": job.resume_dir and (store.url_of(job.resume_dir) or str(job.resume_dir)),
@@ -91,6 +94,12 @@ def write_code(pack: Sequence[Job], task: Task) -> None:
 
 def _code(pack: Sequence[Job]) -> str:
     return code_hash(sorted(set(pack[0].modules.values())))
+
+
+def numbers(sweep_dir: Path, name: str) -> set[int]:
+    """The jobs of a pack that was written down; of another one none."""
+    written = rundir.read_json(Task(sweep_dir, name, []).file) or {"jobs": []}
+    return {job["number"] for job in written["jobs"]}
 
 
 def fold_all(sweep_dir: Path, manifest: Manifest) -> list[Entry]:
@@ -122,7 +131,8 @@ def read(sweep_dir: Path, name: str) -> list[Job]:
         config, modules = parse(job["node"], Config)
         run_dir = Path(os.path.normpath(sweep_dir / job["dir"]))
         resume_dir = _brought(job["resume_dir"], run_dir) if job["resume_dir"] else None
-        jobs.append(Job(job["number"], tuple(job["overrides"]), job["node"], config, modules, run_dir, resume_dir))
+        own = (tuple(job["overrides"]), job["node"], config, modules, run_dir, resume_dir)
+        jobs.append(Job(job["number"], *own, by_number=job.get("by_number", False)))
     here = _code(jobs)
     if here != written["code"]:
         raise ConfigError(
@@ -174,7 +184,9 @@ def run(
             pack = packs.unfinished(read(sweep_dir, name), sweep_dir, journal.over(path))
         except ConfigError as error:
             jobs = json.loads(Task(sweep_dir, name, []).file.read_text())["jobs"]
-            record.settle({job["number"]: {"status": "failed", "error": str(error)} for job in jobs})
+            over = journal.over(path) | {job["number"] for job in jobs if job.get("over")}
+            failed = {"status": "failed", "error": str(error)}
+            record.settle({job["number"]: failed for job in jobs if job["number"] not in over})
             return False
         if not pack:
             return False

@@ -1,6 +1,8 @@
 """`python -m rlexp.sweep` in a directory that holds no sweep of ours."""
 
 import contextlib
+import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -8,8 +10,10 @@ import sys
 import pytest
 from support import environment
 
+from rlexp.sweep import worker
 from rlexp.sweep.__main__ import main
 from rlexp.sweep.manifest import NAME, Manifest
+from rlexp.sweep.supervise import DEATHS, PREEMPTIONS
 
 VERBS = ("status", "report", "dashboard", "resume", "retry", "sync", "cancel")
 
@@ -54,6 +58,52 @@ def test_a_sweep_that_was_killed_at_its_very_beginning(tmp_path, capsys, verb):
         assert (code, said) == (2, f"rlexp.sweep: dashboard: no job of {str(tmp_path)!r} has begun yet\n")
     else:
         assert code == 0 and said == ""
+
+
+def test_a_retry_has_budgets_of_its_own(tmp_path, monkeypatch):
+    """Of a job that trains alone and died before its first word, too, which has named no pack."""
+    manifest = Manifest(tmp_path)
+    for number in range(3):
+        manifest.add(number, [f"seed={number}"])
+    manifest.change([0, 1], status="failed", error="its process ended with exit code 9")
+    manifest.change([1, 2], pack="both")
+    (tmp_path / worker.FOLDER).mkdir()
+    for name, numbers in (("alone", [0]), ("both", [1, 2]), ("other", [2])):
+        jobs = [{"number": number} for number in numbers]
+        worker.Task(tmp_path, name, numbers).file.write_text(json.dumps({"jobs": jobs}))
+        manifest.remember(DEATHS + name, 2)
+        manifest.remember(PREEMPTIONS + name, 3)
+    manifest.remember("command", ["-m", "seed=0,1,2"])
+    manifest.remember("cwd", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execv", lambda *_: None)
+    assert main(["retry", str(tmp_path)]) == 0
+    assert [job.status for job in manifest.jobs()] == ["pending"] * 3
+    assert manifest.recall_all(DEATHS) == {"other": 2} and manifest.recall_all(PREEMPTIONS) == {"other": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "begun", "wanted"),
+    [
+        ([], True, "seed=1 launcher=slurm hydra.run.dir='HERE' resume=auto"),
+        (["resume=auto"], False, "seed=1 launcher=slurm hydra.run.dir='HERE' resume=auto"),
+        (["resume=abcdef12"], False, "seed=1 resume=abcdef12 launcher=slurm hydra.run.dir='HERE'"),
+        (["resume=abcdef12"], True, "seed=1 launcher=slurm hydra.run.dir='HERE' resume='HERE'"),
+    ],
+)
+def test_a_run_that_was_submitted_goes_on(tmp_path, monkeypatch, given, begun, wanted):
+    """With the settings of the run that it started from, which are in its own directory once it has begun."""
+    manifest, ran = Manifest(tmp_path), []
+    manifest.remember(
+        "command", ["seed=1", *given, "hydra.run.dir=elsewhere", "launcher=slurm", "launcher.detach=true"]
+    )
+    manifest.remember("cwd", str(tmp_path))
+    if begun:
+        (tmp_path / "environment.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execv", lambda _, command: ran.append(command[3:]))
+    assert main(["resume", str(tmp_path)]) == 0
+    assert ran == [wanted.replace("HERE", str(tmp_path)).split()]
 
 
 @pytest.mark.parametrize(("launcher", "told"), [("local", "stopped"), ("slurm", "running")])

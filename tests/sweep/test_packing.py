@@ -74,6 +74,19 @@ def test_the_same_jobs_have_the_same_pack():
     assert name(first) == name(second) != name(other)
 
 
+def test_jobs_of_equal_overrides_have_packs_of_their_own():
+    first, second = (job._replace(by_number=True) for job in jobs("seed=1", "seed=1"))
+    assert len({name(pack) for pack in ([first], [second], [first, second], [second, first])}) == 4
+    (before,) = jobs("seed=1")
+    assert name([before]) == "e775124f1db0"  # of a sweep that an earlier version began
+
+
+def test_a_run_that_is_gone_on_with_is_the_same_pack():
+    (one,) = jobs("seed=1")
+    again = one._replace(overrides=("seed=1", "resume=auto"))
+    assert name([one]) == name([again]) == name([one._replace(overrides=("resume='/a b'", "seed=1"))])
+
+
 def test_a_manifest_remembers(tmp_path):
     manifest = Manifest(tmp_path)
     assert manifest.add(0, ["seed=1"]).status == "pending"

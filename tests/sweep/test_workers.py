@@ -191,6 +191,40 @@ def test_other_code_is_refused(tmp_path, monkeypatch):
     assert "the code of this worker (0123456789abcdef" in str(entry.error)
 
 
+@pytest.mark.parametrize("emptied", [False, True], ids=["in the journal", "in the manifest alone"])
+def test_other_code_fails_only_what_is_not_over(tmp_path, monkeypatch, emptied):
+    from support import build
+
+    from rlexp.sweep.packing import Job
+
+    experiment, manifest = build("seed=1"), Manifest(tmp_path)
+    parts = (experiment.node, experiment.config, experiment.modules)
+    pack = [Job(i, (f"seed={i}",), *parts, tmp_path / str(i)) for i in range(3)]
+    for job in pack:
+        manifest.add(job.number, job.overrides)
+    task = worker.write(pack, tmp_path, manifest)
+    before = journal.Journal(task.journal)
+    before.settle({0: {"status": "finished", "objective": 2.0}, 1: {"status": "pruned"}, 2: {"status": "running"}})
+    before.close()
+    if emptied:  # by another parent, and the pack goes on whole
+        worker.write(pack, tmp_path, manifest)
+        assert not task.journal.exists()
+    monkeypatch.setattr(worker, "code_hash", lambda modules: "0123456789abcdef")
+    worker.run(tmp_path, task.name)
+    manifest.fold(task.journal)
+    assert [entry.status for entry in manifest.jobs()] == ["finished", "pruned", "failed"]
+    assert [entry.objective for entry in manifest.jobs()] == [2.0, None, None]
+
+
+@pytest.mark.slow
+def test_jobs_of_equal_overrides_all_train(tmp_path):
+    more = ("algo.num_epochs=1", "seed=1,1", "total_env_steps=640", "launcher.workers=1", "launcher.pack=off")
+    done = command_line(tmp_path, "-m", *SMALL, *more)
+    assert done.returncode == 0, done.stderr
+    assert [(e.status, e.attempt) for e in jobs(tmp_path)] == [("finished", 1)] * 2
+    assert_same(tmp_path / "sweep/0", tmp_path / "sweep/1")
+
+
 def test_the_code_hash_sees_a_users_module(tmp_path, monkeypatch):
     (tmp_path / "my_env.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
