@@ -20,7 +20,7 @@ from rlexp.config import ConfigError, Count, CountOrZero, Flag, Host, schema
 from rlexp.storage import rundir
 from rlexp.sweep import worker
 from rlexp.sweep.launcher import Launch, LauncherConfig, More, run_packs
-from rlexp.sweep.manifest import Detached, Manifest
+from rlexp.sweep.manifest import Detached, JobFailed, Manifest
 from rlexp.sweep.packing import Job
 from rlexp.sweep.supervise import Backend, Ended, Why
 from rlexp.sweep.worker import Task
@@ -82,7 +82,8 @@ class Config(LauncherConfig):
     setup: Host[list[str]]
     """Shell lines before the program, such as "module load cuda". One that fails ends the job."""
     array_parallelism: Host[Count]
-    """At most so many packs at once."""
+    """At most so many packs of an array at once. What is submitted together is one array, for each thousand packs and each number
+    of nodes; what is submitted again is another one."""
     python: Host[str | None]
     """The Python of the nodes, as a shell command; null: this one."""
     stderr_to_stdout: Host[Flag] = False
@@ -129,8 +130,15 @@ def make(config: Config) -> Launch:
             if config.rehearse:
                 return nullcontext(Rehearsal(config, nodes, _python(config)))
             if config.detach:
-                cluster.start(tasks)
-                print(f"submitted; look with: python -m rlexp.sweep status {sweep_dir}", flush=True)
+                begun = cluster.start(tasks)
+                look = f"look with: python -m rlexp.sweep status {sweep_dir}"
+                if len(begun) < len(tasks):  # such as more than a user may have in the queue
+                    print(f"{len(begun)} of {len(tasks)} packs are submitted; {look}", flush=True)
+                    raise JobFailed(
+                        f"launcher: {len(tasks) - len(begun)} of {len(tasks)} packs were not submitted; this submits them when "
+                        f"there is room, and waits: python -m rlexp.sweep resume {sweep_dir}"
+                    )
+                print(f"submitted; {look}", flush=True)
                 raise Detached
             return nullcontext(cluster)
 
@@ -237,7 +245,8 @@ class _Cluster:
     def _later(self, error: ConfigError) -> None:
         self._wait_s = min(600, 2 * self._wait_s)
         self._again_at = time.monotonic() + self._wait_s
-        print(f"{error}; trying again in {self._wait_s:.0f} s", flush=True)
+        again = "" if self._config.detach else f"; trying again in {self._wait_s:.0f} s"
+        print(f"{error}{again}", flush=True)
 
     def _submit(self, tasks: Sequence[Task]) -> None:
         import submitit

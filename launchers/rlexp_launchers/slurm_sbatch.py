@@ -84,6 +84,8 @@ def parameters(config: Any, nodes: int) -> dict[str, Any]:
         "nodes": nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": config.cpus,
+        # From Slurm 22.05 on srun does not take it over from sbatch: where a cluster binds to cores, the process would have one.
+        "srun_args": [f"--cpus-per-task={config.cpus}"] if config.cpus is not None else None,
         "setup": checked(config.setup) or None,
         "array_parallelism": config.array_parallelism,
         "stderr_to_stdout": config.stderr_to_stdout,

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import subprocess
 import types
 from typing import Any
@@ -15,6 +17,7 @@ from support import QUIET, environment, rlexp_command
 import rlexp
 from rlexp import compose
 from rlexp.config import ConfigError, parse
+from rlexp.sweep import worker
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.supervise import Why
 from rlexp.sweep.worker import FOLDER, Task
@@ -49,6 +52,16 @@ def test_what_is_handed_on():
         "stderr_to_stdout": True, "additional_parameters": {"requeue": True, "mail-type": "END", "exclusive": True},
     }.items():  # fmt: skip
         assert given[key] == value
+
+
+def test_the_process_has_the_cores_that_are_asked_for(tmp_path):
+    """From 22.05 on srun does not take over what sbatch was told."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    lines = _make_sbatch_string("program", tmp_path, **told(cpus=4)).splitlines()
+    (srun,) = [line for line in lines if line.startswith("srun ")]
+    assert "#SBATCH --cpus-per-task=4" in lines and " --cpus-per-task=4 " in srun
+    assert "cpus" not in _make_sbatch_string("program", tmp_path, **told())
 
 
 def test_options_as_the_documentation_writes_them(tmp_path):
@@ -315,6 +328,59 @@ def test_what_is_submitted_and_not_waited_for_ends_nobody_s_process(tmp_path, mo
     assert [one.status for one in (run, *sweep.runs)] == ["pending"] * 3
     assert command_lines.run(Line([*line, "hydra.run.dir=run"]), tmp_path).code == 0
     assert len(submitted) == 3
+
+
+@pytest.fixture
+def submitted(monkeypatch) -> list[Task]:
+    """What Slurm has taken, of packs that train alone and are arrays of their own."""
+    taken: list[Task] = []
+    monkeypatch.setattr(slurm, "_ARRAY", 1)
+    monkeypatch.setattr(slurm, "_needs", lambda *programs: None)
+    monkeypatch.setattr(slurm._Cluster, "attach", lambda self: set())
+    monkeypatch.setattr(slurm._Cluster, "_submit", lambda self, tasks: taken.extend(tasks))
+    return taken
+
+
+ALONE = ("launcher=slurm", "launcher.detach=true", "launcher.pack=off")
+
+
+def test_what_is_submitted_in_part_is_told(tmp_path, monkeypatch, submitted):
+    def submit(cluster, tasks):
+        if len(submitted) == 2:
+            raise ConfigError("launcher: sbatch refuses: AssocMaxSubmitJobLimit")
+        submitted.extend(tasks)
+
+    monkeypatch.setattr(slurm._Cluster, "_submit", submit)
+    ended = command_lines.run(Line(["-m", *QUIET, *ALONE, "seed=1,2,3,4", "hydra.sweep.dir=sweep"]), tmp_path)
+    assert ended.code == 1 and [task.numbers for task in submitted] == [[0], [1]]
+    assert ended.err.endswith(
+        "launcher: 2 of 4 packs were not submitted; this submits them when there is room, and waits: "
+        f"python -m rlexp.sweep resume {tmp_path / 'work/sweep'}\n"
+    )
+    said = ended.out.splitlines()
+    assert said[-2] == "launcher: sbatch refuses: AssocMaxSubmitJobLimit"
+    assert said[-1].startswith("2 of 4 packs are submitted; look with: ")
+
+
+def test_jobs_of_equal_overrides_are_packs_of_their_own(tmp_path, submitted):
+    """And a sweep that an earlier version began has the names that it had."""
+    place = {"hydra.sweep.dir": tmp_path / "sweep"}
+    rlexp.sweep([*QUIET, *ALONE], place, seed=[1, 1])
+    first = {task.name for task in submitted}
+    assert len(first) == 2 and [worker.numbers(tmp_path / "sweep", task.name) for task in submitted] == [{0}, {1}]
+    rlexp.sweep([*QUIET, *ALONE], place, seed=[1, 1])
+    assert {task.name for task in submitted} == first and len(submitted) == 4
+    manifest = Manifest(tmp_path / "sweep")
+    manifest.drop("packs by number")
+    rlexp.sweep([*QUIET, *ALONE], place, seed=[1, 1])
+    text = json.dumps([manifest.jobs()[0].overrides])
+    assert {task.name for task in submitted[4:]} == {hashlib.sha256(text.encode()).hexdigest()[:12]}
+
+
+def test_a_run_that_is_gone_on_with_is_the_job_that_slurm_has(tmp_path, submitted):
+    for more in ([], ["resume=auto"]):  # as `python -m rlexp.sweep resume` adds it
+        rlexp.train([*QUIET, *ALONE, *more], {"hydra.run.dir": tmp_path / "run"})
+    assert len(submitted) == 2 and len({task.name for task in submitted}) == 1
 
 
 def test_packs_of_one_array_take_as_many_nodes(tmp_path, monkeypatch):
