@@ -19,8 +19,8 @@ from rlexp.algos import common
 from rlexp.algos.base import Algorithm, TorsoOf
 from rlexp.algos.observations import normalised_observations
 from rlexp.algos.policy import policy_head
-from rlexp.config import Count, Flag, Host, Normalised, Part, Positive, schema
-from rlexp.networks.base import net
+from rlexp.config import ConfigError, Count, Flag, Host, Normalised, Part, Positive, schema
+from rlexp.networks.base import MemoryTorso, net
 from rlexp.networks.heads import head_on
 from rlexp.types import Batch, Continuous, EnvSpec, Key, Mean, PyTree, TimeStep, Update
 
@@ -45,7 +45,7 @@ class Config:
 
     module: Host[str]
     sequence_length: Count
-    """Transitions of a window; more than 1 is for networks with a memory."""
+    """Transitions of a window; more than 1 is for networks with a memory, which need it."""
     anneal_lr: Flag
     """Learning rate falls linearly to 0 at total_env_steps."""
     normalize_observations: Normalised
@@ -76,10 +76,15 @@ class State(NamedTuple):
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """Behaviour cloning for an environment."""
+    """Behaviour cloning for an environment. Raises ConfigError where a network with a memory would see one row at a time."""
     del num_shards
-    head = policy_head(spec)
-    network = net(head_on(torso_of(spec, memory=True), head.num_outputs, scale=0.01, dtype=dtype))
+    head, torso = policy_head(spec), torso_of(spec, memory=True)
+    # What multiplies a memory of zeros has no gradient: it would stay as it was drawn, and acting uses it from the second step on.
+    if isinstance(torso, MemoryTorso) and config.sequence_length == 1:
+        raise ConfigError(
+            "algo.sequence_length: 1 teaches a network with a memory nothing of it; expected more, such as 16"
+        )
+    network = net(head_on(torso, head.num_outputs, scale=0.01, dtype=dtype))
     shape = spec.action.shape if isinstance(spec.action, Continuous) else None
 
     def optimiser(hp: dict[str, jax.Array], lr: jax.Array) -> optax.GradientTransformation:

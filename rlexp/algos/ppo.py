@@ -75,7 +75,7 @@ class Config:
     """Learning rate falls linearly to 0 at total_env_steps."""
     desired_kl: Positive | None = None
     """Learning rate follows the KL divergence of each minibatch, as in rsl_rl: down where it is twice this, up where it is half. It
-    begins with hp.lr, and needs anneal_lr=false. null: it does not."""
+    begins with hp.lr, and needs anneal_lr=false and two gradient steps a rollout or more. null: it does not."""
     clip_value: Flag
     """Clip the value loss around the old value."""
     action_bounds: Literal["clip", "squash"] = "clip"
@@ -145,7 +145,7 @@ def by_kl(inner: optax.GradientTransformation, factor: jax.Array) -> optax.Gradi
 
 
 def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_shards: int) -> Algorithm:
-    """PPO for an environment. Raises ConfigError where the minibatches do not divide the rollout."""
+    """PPO for an environment. Raises ConfigError where minibatches do not divide the rollout, or settings do not go together."""
     squash = config.action_bounds == "squash"
     parts = actor_critic(spec, torso_of, dtype=dtype, squash=squash, initial_std=config.initial_std)
     num_epochs, num_minibatches = common.epochs_and_minibatches(config, num_shards, whole=parts.remembers)
@@ -154,6 +154,11 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
         raise ConfigError(
             f"algo.desired_kl: {config.desired_kl} is not allowed with algo.anneal_lr true: both move the learning rate; "
             "expected algo.anneal_lr=false"
+        )
+    if config.desired_kl is not None and num_epochs * num_minibatches == 1:
+        raise ConfigError(
+            f"algo.desired_kl: {config.desired_kl} needs two gradient steps a rollout or more, since the first raises no rate; "
+            "expected algo.num_epochs or algo.num_minibatches of 2 or more"
         )
 
     def optimiser(hp: dict[str, jax.Array], step: jax.Array) -> tuple[optax.GradientTransformation, jax.Array]:

@@ -211,16 +211,29 @@ def test_the_learning_rate_follows_the_divergence(tmp_path):
         assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
-@pytest.mark.parametrize(("desired", "factors"), [(1e12, (1.0, 1.0)), (1e-3, (1 / 1.5, 1 / 2.25))])
-def test_a_rollouts_first_minibatch_raises_no_learning_rate(desired, factors):
+@pytest.mark.parametrize(
+    ("desired", "moves"),  # of two rollouts with two minibatches each: powers of 1.5
+    [(1e12, [(0, 1), (1, 2)]), (1e-3, [(-1, -2), (-3, -4)])],
+)
+def test_a_rollouts_first_minibatch_raises_no_learning_rate(desired, moves):
     """Its divergence is 0 but for rounding; here it is not, as where an older policy acted, and may lower it."""
-    made = toys.build(*ONE_STEP, "algo.anneal_lr=false", f"algo.desired_kl={desired}")
+    made = toys.build(*ONE_STEP, "algo.num_epochs=2", "algo.anneal_lr=false", f"algo.desired_kl={desired}")
     state, rows = made.begin(lr=1e-4), toys.trajectory(0, T + 1, B)
     batch = Batch(rows._replace(extras={"log_prob": jnp.full((T + 1, B), -1.0)}), jnp.ones((B,)))
-    for factor in factors:
-        state, told = jax.jit(made.update)(state, batch)
+    for first, second in moves:
+        state, told = made.update(state, batch)
         assert told.metrics["loss/approx_kl"].sum > 0
-        assert float(state.opt_state.factor) == pytest.approx(factor)
+        assert float(state.opt_state.factor) == pytest.approx(1.5**second)
+        rates = told.metrics["loss/lr"]  # the sum of both
+        assert (float(rates.sum) / 1e-4, int(rates.count)) == (pytest.approx(1.5**first + 1.5**second), 2)
+
+
+def test_a_rate_that_could_only_fall_is_refused():
+    """By the numbers that batch_scaling makes: one gradient step with 2 environments is four with 8."""
+    asked = (*ONE_STEP, "algo.anneal_lr=false", "algo.desired_kl=0.01")
+    with pytest.raises(ConfigError, match=r"^algo\.desired_kl: 0\.01 needs two gradient steps a rollout or more, "):
+        toys.build(*asked)
+    toys.build(*asked, "algo.batch_scaling=keep_minibatch", "algo.base_num_envs=2")
 
 
 def test_two_schedules_are_refused():

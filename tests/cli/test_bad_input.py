@@ -86,6 +86,8 @@ WRONG = [
     (["algo=td3"], ["env: CartPole-v1 has discrete actions; td3 needs continuous ones"]),
     (["network=gru", "algo=sac"], ["network", "memory", "rlexp.algos.sac", "network=mlp"]),
     (["network=mlp", "algo=r2d2"], ["network: r2d2", "memory", "network=gru", "algo=dqn"]),
+    (["network=gru", "algo=bc"], ["algo.sequence_length: 1", "network with a memory", "such as 16"]),
+    (["network=transformer", "algo=bc"], ["algo.sequence_length: 1", "network with a memory", "such as 16"]),
     (["network=transformer", "algo=td3", "env=gymnax/pendulum"], ["network", "memory", "rlexp.algos.td3"]),
     (["network=transformer", "network.heads=5"], ["network.heads", "5", "64", "nearest that fits is 4"]),
     (["algo=r2d2", "algo.burn_in=24"], ["algo.burn_in", "24", "at most 23"]),
