@@ -80,7 +80,8 @@ class LatentQuery(nn.Module):
         tokens = [self._token(x, f"leaf_{i}") for i, x in enumerate(seen)]
         tokens = layer_norm(nn.gelu(jnp.concatenate(tokens, axis=1)))
         start = self.param("latents", nn.initializers.normal(0.02), (self.latents, self.units), jnp.float32)
-        x = jnp.broadcast_to(start.astype(self.dtype), (tokens.shape[0], *start.shape))
+        # Cast last, here and below: the gradient is a sum over all observations, in the type that is broadcast.
+        x = jnp.broadcast_to(start, (tokens.shape[0], *start.shape)).astype(self.dtype)
         x = self._asked(x, tokens, there, "of_observation")
         for i in range(self.layers):
             x = self._asked(x, None, jnp.ones(x.shape[:2], bool), f"layer_{i}")
@@ -92,7 +93,8 @@ class LatentQuery(nn.Module):
 
     def _token(self, seen: Float[Array, "N R F"], leaf: str) -> Float[Array, "N R D"]:
         place = self.param(f"{leaf}_places", nn.initializers.normal(1.0), (seen.shape[1], self.units), jnp.float32)
-        return self._dense(self.units, gain(self.initialiser), leaf)(seen.astype(self.dtype)) + place.astype(self.dtype)
+        token = self._dense(self.units, gain(self.initialiser), leaf)(seen.astype(self.dtype))
+        return token + jnp.broadcast_to(place, token.shape).astype(self.dtype)
 
     def _asked(
         self, x: Float[Array, "N L D"], tokens: Float[Array, "N S D"] | None, there: Bool[Array, "N S"], name: str

@@ -13,6 +13,7 @@ NETWORKS = {
     "mlp": ("env=gymnax/cartpole", "network.hidden=[24,40]"),
     "transformer": ("env=gymnax/cartpole", "network=transformer", "network.torso.hidden=[24]", "network.units=40"),
     "cnn": ("env=gymnax/breakout", "network=cnn", "network.features=[24]", "network.hidden=[40]"),
+    "lq": ("env=gymnax/cartpole", "network=lq", "network.units=24", "network.latents=8", "network.hidden=[40]"),
 }
 SMALL = ("algo.num_envs=32", "algo.num_steps=16", "algo.num_epochs=1", "total_env_steps=1e6")
 
