@@ -29,7 +29,9 @@ class TorsoOf(Protocol):
 
 
 class Algorithm(NamedTuple):
-    """Pure functions over a State that holds params, opt_state, hp, normaliser, key and step.
+    """Pure functions over a State that holds params, opt_state, hp, normaliser, key and step; where there are target networks,
+    their parameters as `target`. A run that starts from what another one has learnt (`checkpoint.restore=learner|params`) takes
+    params, target and normaliser, and opt_state or not; the rest is fresh.
 
     `act` is batched over environments and resets the carry where `TimeStep.first` is set. Every leaf of State is a
     strong-typed, non-empty array.

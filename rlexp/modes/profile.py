@@ -31,7 +31,7 @@ from rlexp.training.layout import Layout, layout_of, over_members
 from rlexp.training.members import Member
 from rlexp.training.metrics import mean
 from rlexp.training.program import Program, Run, Traced, collect_once, learn_once
-from rlexp.training.saves import with_memory
+from rlexp.training.saves import Resume, learnt, with_memory
 from rlexp.training.shares import Shares
 from rlexp.types import Batch, PyTree, Settings, Shared
 
@@ -97,8 +97,7 @@ def _start(lead: Experiment, traced: Traced, compiled: Program, resume_dir: Path
     if what == "all":
         found = checkpoint.restore(where, traced.abstract_run, warn=warnings.warn, settings=traced.settings())
         return (with_memory(found, traced), found.update) if found else (compiled.init(), None)
-    found = checkpoint.restore_into(where, compiled.init(), what=what, warn=warnings.warn)
-    return (found.run if found else compiled.init()), None
+    return compiled.init(learnt(Resume(resume_dir, what), lead, warnings.warn)), None
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------

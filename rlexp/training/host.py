@@ -282,9 +282,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 if before is not None:
                     before.close()
 
-            def begin() -> tuple[Run, Metrics]:
+            def begin(learnt: Callable[[PyTree], PyTree] | None = None) -> tuple[Run, Metrics]:
                 close_feed()
                 state, key = init_state(seeds[0], _first(hp))
+                state = learnt(state) if learnt else state
                 key, policy = jax.device_put(here(key)[0], over.actor), acting(state)
                 data, counted = filled(source, source.init(key, policy), key, policy, 0)
                 return Run(state, data, settings_now()), counted

@@ -29,7 +29,7 @@ from rlexp.training.members import Member, Pack, start_of
 from rlexp.training.metrics import Chunk
 from rlexp.training.pace import Pace
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
-from rlexp.training.saves import Resume, Saves, restore, take_learnt, with_memory
+from rlexp.training.saves import Resume, Saves, learnt, restore, with_memory
 from rlexp.types import WAITING, Metrics
 
 _SEEN_S = 600.0  # within which another thread sees a chunk that this one has seen
@@ -108,9 +108,8 @@ def train_pack(
                 if lead.on_host and lead.steps_environments:
                     note(REMEMBERED if host.goes_on(lead, run) else FORGOTTEN)
             else:
-                run, counted = compiled.begin()
+                run, counted = compiled.begin(learnt(resume, lead, pack.progress.warn))
                 pack.agent_steps = metrics.transitions_at_start(counted, lead, len(members))
-                run = take_learnt(resume, lead, run, pack.progress.warn)
             del restored
             acts = [acting(hook, traced, pack) for hook in hooks]
 

@@ -27,7 +27,9 @@ class Run(NamedTuple):
 class Program(NamedTuple):
     """What the trainer calls."""
 
-    begin: Callable[[], tuple[Run, Metrics]]  # a fresh run, and what its source counted before the first update
+    # (learnt=None) -> a fresh run, and what its source counted before the first update. `learnt`, if it is given, makes of the
+    # fresh state the one that the source begins with, and so what is remembered before the first update.
+    begin: Callable[..., tuple[Run, Metrics]]
     # (run, so many, sums) -> (run, sums): it donates the run, and adds what it counts to the sums, which are Mean of [members]
     updates: Callable[[Run, int, Metrics], tuple[Run, Metrics]]
     nothing: Metrics  # counted so far: a chunk begins with it
@@ -41,9 +43,9 @@ class Program(NamedTuple):
         """So many updates, and what they alone have counted. Donates the run."""
         return self.updates(run, num_updates, self.nothing)
 
-    def init(self) -> Run:
-        """A fresh run."""
-        return self.begin()[0]
+    def init(self, learnt: Callable[[PyTree], PyTree] | None = None) -> Run:
+        """A fresh run, or one with such a state: `begin`."""
+        return self.begin(learnt)[0]
 
 
 class Traced(NamedTuple):

@@ -31,7 +31,7 @@ from rlexp.training.parts import (
     stacked_settings,
     train_keys,
 )
-from rlexp.types import Batch, Metrics, PyTree, Settings, Shared
+from rlexp.types import Batch, Key, Metrics, PyTree, Settings, Shared
 
 
 def changed_by(change: Callable, traced: Traced, seed: int) -> Callable[[Run, int, np.ndarray], Run]:
@@ -83,9 +83,12 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
     def begin_one(seed: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> tuple[Run, Metrics]:
         state_key, data_key = train_keys(seed)
         state = lead.algorithm.init(state_key, hp)
-        policy = lead.algorithm.policy(state, True)
-        data, counted = begin_shards(layout, lead.source_of(settings, shared))(data_key, policy)
+        data, counted = data_one(state, settings, data_key, shared)
         return Run(state, data, settings), counted
+
+    def data_one(state: PyTree, settings: Settings, key: Key, shared: Shared) -> tuple[PyTree, Metrics]:
+        policy = lead.algorithm.policy(state, True)
+        return begin_shards(layout, lead.source_of(settings, shared))(key, policy)
 
     # traced once for its shapes and the loop
     once = jax.jit(lambda run, shared: update_once(lead, layout, run, shared), inline=True)
@@ -108,6 +111,14 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
     def begin_all(seeds: jax.Array, hp: PyTree, settings: Settings, shared: Shared) -> tuple[Run, Metrics]:
         return over_members(layout, lambda k, h, t: begin_one(k, h, t, shared))(seeds, hp, settings)
+
+    # The two halves of it, with a state of another origin in between.
+
+    def state_all(seeds: jax.Array, hp: PyTree) -> PyTree:
+        return over_members(layout, lambda k, h: lead.algorithm.init(train_keys(k)[0], h))(seeds, hp)
+
+    def data_all(state: PyTree, settings: Settings, seeds: jax.Array, shared: Shared) -> tuple[PyTree, Metrics]:
+        return over_members(layout, lambda s, t, k: data_one(s, t, train_keys(k)[1], shared))(state, settings, seeds)
 
     def updates_all(run: Run, num_updates: jax.Array, total: Metrics, shared: Shared) -> tuple[Run, Metrics]:
         # one trip count for all members: a batched one would make every carry a select
@@ -166,8 +177,18 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             begin, updates = begin(), updates()
             placed, shared = jax.device_put(member_data(members), per_member), placed_shared()
             nothing = jax.device_put(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), counted()), per_member)
+
+            def begin_run(learnt: Callable[[PyTree], PyTree] | None = None) -> tuple[Run, Metrics]:
+                if learnt is None:
+                    return begin(*placed, shared)
+                seeds, hp, _ = placed
+                state = learnt(jax.jit(state_all, out_shardings=shardings.state)(seeds, hp))
+                fill = jax.jit(data_all, out_shardings=(shardings.data, per_member))
+                data, metrics = fill(state, settings(), seeds, shared)
+                return Run(state, data, settings()), metrics
+
             return Program(
-                begin=lambda: begin(*placed, shared),
+                begin=begin_run,
                 updates=lambda run, num_updates, total: updates(run, np.int32(num_updates), total, shared),
                 nothing=nothing,
                 evaluate=lambda run, update: play(run.state, run.settings, update),

@@ -17,7 +17,7 @@ from rlexp.training import metrics, schedule
 from rlexp.training.between import Leave
 from rlexp.training.members import Pack
 from rlexp.training.program import Run, Traced, stacked_settings
-from rlexp.types import Metrics
+from rlexp.types import Metrics, PyTree, Settings
 
 ENDED_IN = "ended_in"  # in the meta of a member that ended before its pack did: the name of the pack's directory
 NARROWED = "narrowed"  # in the meta of a pack that was part of another one: the name of that one's directory
@@ -49,13 +49,17 @@ def with_memory(restored: Any, traced: Traced) -> Run:
     return restored.run if restored.meta.get("replay", True) else traced.refill(restored.run, restored.update)
 
 
-def take_learnt(resume: Resume | None, lead: Experiment, run: Run, warn: Callable[[str], None]) -> Run:
-    """A fresh Run, with what another run has learnt if training starts from that."""
+def learnt(resume: Resume | None, lead: Experiment, warn: Callable[[str], None]) -> Callable[[PyTree], PyTree] | None:
+    """If training starts from what another run has learnt: (a fresh state) -> the same with that in it; else None."""
     if resume is None or resume.what == "all":
-        return run
-    where = store.checkpoints(resume.dir)
-    found = lead.part("checkpoint").restore_into(where, run, what=resume.what, warn=warn)
-    return found.run if found else run
+        return None
+    where, what = store.checkpoints(resume.dir), resume.what
+
+    def taken(state: PyTree) -> PyTree:
+        found = lead.part("checkpoint").restore_into(where, Run(state, (), Settings((), ())), what=what, warn=warn)
+        return found.run.state if found else state
+
+    return taken
 
 
 def _with_total(run: Run, experiment: Experiment) -> Run:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -211,6 +212,38 @@ def test_a_part_of_the_run(tmp_path, tools, what):
     assert (restored.update, restored.meta) == (2, {"env_steps": 20})
     assert tools.same(restored.run, expected)
     assert not tools.same(restored.run, fresh)
+
+
+class WithTarget(NamedTuple):
+    params: Any
+    target: Any
+    opt_state: Any
+    normaliser: Any
+    step: Any
+
+
+def with_target(run):
+    s = run.state
+    target = jax.tree.map(lambda x: x + 1.0, s.params)
+    return run._replace(state=WithTarget(s.params, target, s.opt_state, s.normaliser, s.step))
+
+
+@pytest.mark.parametrize("what", ["learner", "params"])
+def test_a_target_network_is_taken_with_the_network(tmp_path, two, tools, what):
+    saved, fresh = with_target(tools.build_run(2)), with_target(tools.build_run(9))
+    checkpointer = checkpoint.make(tools.config(), tmp_path)
+    checkpointer.save(2, saved, {}, None)
+    checkpointer.close()
+    state = checkpoint.restore_into(tmp_path, fresh, what=what, warn=tools.never).run.state
+    assert tools.same((state.params, state.target), (saved.state.params, saved.state.target))
+    assert tools.same(state.step, fresh.state.step)
+    without = tools.build_run(9)  # an algorithm that has none takes none
+    state = checkpoint.restore_into(tmp_path, without, what="params", warn=tools.never).run.state
+    assert tools.same(state, without.state._replace(params=saved.state.params))
+    with pytest.raises(
+        ConfigError, match=r"state\.target\.head\.kernel is missing there, and float32\[4,8,2\] in this"
+    ):
+        checkpoint.restore_into(two, fresh, what=what, warn=tools.never)
 
 
 def test_the_state_alone(two, tools):

@@ -191,7 +191,8 @@ def test_takes_the_parameters_alone(trained: Path) -> None:
     experiment = build(*SMALL, "shards=4", "total_env_steps=64", "checkpoint.restore=params")
     traced = program.trace([experiment], layout_of([experiment]))
     fresh = traced.compile().init()
-    run, update = profile._start(experiment, traced, NOT_COMPILED._replace(begin=lambda: (fresh, {})), trained)
+    begun = NOT_COMPILED._replace(begin=lambda learnt: (fresh._replace(state=learnt(fresh.state)), {}))
+    run, update = profile._start(experiment, traced, begun, trained)
     assert update is None
     np.testing.assert_array_equal(run.state.step, [0])
     before, after = jax.tree.leaves(fresh.state.params), jax.tree.leaves(run.state.params)

@@ -18,6 +18,8 @@ from rlexp.types import PyTree
 
 Warn = Callable[[str], None]
 
+_LEARNT = ("params", "target", "normaliser")  # parts of a state; `target` of algorithms that have such networks
+
 
 class Restored(NamedTuple):
     """What came out of a checkpoint."""
@@ -61,8 +63,9 @@ def restore_state(directory: AnyPath, abstract_state: PyTree, *, warn: Warn) -> 
 def restore_into(directory: AnyPath, fresh_run: PyTree, *, what: What, warn: Warn) -> Restored | None:
     """`fresh_run` with as much of the newest checkpoint as `what` says; nothing else is read from the disk.
 
-    learner: state.params, state.normaliser, and state.opt_state with its step counters; if another optimiser was saved,
-    `warn` is told, and the fresh one stays. params: state.params and state.normaliser.
+    params: state.params, state.normaliser, and state.target where the fresh state has one: beside networks that were trained
+    a fresh target would be another one's. learner: state.opt_state with its step counters too; if another optimiser was
+    saved, `warn` is told, and the fresh one stays.
 
     Raises:
       ConfigError: all checkpoints are damaged, or what is asked for has another structure than the saved one.
@@ -72,9 +75,10 @@ def restore_into(directory: AnyPath, fresh_run: PyTree, *, what: What, warn: War
     found = _newest(directory, ("meta",), warn)
     if found is None:
         return None
-    step, taken = found.step, {}
-    for name in ("params", "normaliser", "opt_state") if what == "learner" else ("params", "normaliser"):
-        at, fresh = ("state", name), fresh_run.state._asdict()[name]
+    step, taken, parts = found.step, {}, fresh_run.state._asdict()
+    names = [name for name in _LEARNT if name in parts] + (["opt_state"] if what == "learner" else [])
+    for name in names:
+        at, fresh = ("state", name), parts[name]
         if (other := _other(found, at, fresh)) and name == "opt_state":
             warn(f"{step}: the optimiser starts anew, since another one was saved: {other}")
         else:
