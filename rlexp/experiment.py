@@ -138,6 +138,8 @@ def build(
         )
 
     source = source_of(settings)
+    if is_new and getattr(source_module, "GIVES", None) == "samples":
+        _check_sequences(config.algo, algorithm)
     if isinstance(source, HostSource) != on_host:
         raise ConfigError(
             f"algo.source.module: {modules['algo.source']}.make gives a {type(source).__name__}; its return type has to say so"
@@ -241,6 +243,19 @@ def _check_rows(modules: Mapping[str, str], algo_module: Any, source_module: Any
         f"algo.source: {modules['algo'].rpartition('.')[2]} learns from {GIVES.get(usual, usual)}, and {modules['algo.source']} "
         f"gives {GIVES.get(given, given)}; expected source={choice}"
     )
+
+
+def _check_sequences(algo: Any, algorithm: Algorithm) -> None:
+    """Raises ConfigError where samples that begin where a rollout did leave transitions out. Of a new run: an older one goes on."""
+    if not jax.tree.leaves(jax.eval_shape(lambda: algorithm.carry(1))):
+        return  # without a memory they begin anywhere
+    burn_in, length = getattr(algo, "burn_in", 0), getattr(algo.source, "sequence_length", None)
+    if length is not None and algo.num_steps > length - burn_in:
+        less = f"algo.sequence_length {length} - algo.burn_in {burn_in}" if burn_in else f"sequence_length {length}"
+        raise ConfigError(
+            f"algo.num_steps: {algo.num_steps} is not allowed, since sequences begin at every so many transitions, and the last of "
+            f"them would be in none that is learnt from; expected at most {less} = {length - burn_in}"
+        )
 
 
 def _traced(config: Any, name: str, path: str) -> PyTree:

@@ -16,7 +16,14 @@ from rlexp.networks.heads import head_on
 from rlexp.types import Batch
 
 B, LENGTH, BURN_IN, N = 32, 9, 3, 3
-SMALL = ("logger=quiet", "algo=r2d2", f"algo.sequence_length={LENGTH}", f"algo.n_step={N}", f"algo.burn_in={BURN_IN}")
+SMALL = (
+    "logger=quiet",
+    "algo=r2d2",
+    f"algo.sequence_length={LENGTH}",
+    f"algo.n_step={N}",
+    f"algo.burn_in={BURN_IN}",
+    "algo.num_steps=4",
+)
 
 
 def build(*overrides: str) -> Any:
@@ -117,6 +124,11 @@ def test_what_is_remembered_counts_and_no_gradient_is_of_the_burn_in():
     [
         (("algo.burn_in=9",), "algo.burn_in: 9 leaves nothing to learn of algo.sequence_length 9; at most 8"),
         (
+            ("algo.num_steps=8",),
+            "algo.num_steps: 8 is not allowed, since sequences begin at every so many transitions, and the last of them would be "
+            "in none that is learnt from; expected at most algo.sequence_length 9 - algo.burn_in 3 = 6",
+        ),
+        (
             ("source=rollout",),
             "algo.source: r2d2 learns from samples of a memory, and rlexp.sources.rollout gives what was just "
             "played, each transition once; expected source=replay_sequences",
@@ -127,6 +139,15 @@ def test_what_does_not_fit_is_told_in_one_line(overrides, message):
     with pytest.raises(ConfigError) as told:
         build(*overrides)
     assert str(told.value) == message
+
+
+def test_sequences_that_reach_every_transition_are_taken_and_a_run_of_before_may_go_on():
+    assert build("algo.burn_in=5").env_steps_per_update == 4 * 16  # 9 - 5 = 4 of them are learnt from
+    node = build().node | {}
+    node["algo"] = node["algo"] | {"num_steps": 8}
+    with pytest.raises(ConfigError, match=r"^algo\.num_steps: 8 is not allowed"):
+        experiment.build(node)
+    assert experiment.build(node, num_shards=1).env_steps_per_update == 8 * 16  # the shards of its checkpoint
 
 
 def test_a_network_without_a_memory_is_refused_in_one_line():

@@ -22,7 +22,9 @@ ALGORITHMS = [
     PPO,
     pytest.param(("algo=ppo", "network=gru", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow),
     pytest.param(("algo=ppo", "network=transformer", *TINY), marks=pytest.mark.slow),
-    pytest.param(("algo=r2d2", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow),
+    pytest.param(
+        ("algo=r2d2", "algo.num_steps=16", "network.units=16", "network.torso.hidden=[16]"), marks=pytest.mark.slow
+    ),
     pytest.param(("algo=ppo", "algo.gradient_accumulation=2"), marks=pytest.mark.slow),
     pytest.param(("algo=ppo", "algo.normalize_rewards=true"), marks=pytest.mark.slow),
     pytest.param(("algo=pqn",), marks=pytest.mark.slow),
