@@ -1,9 +1,9 @@
 """The windows of a data set, in an order that a key and a position give; prepared by a thread, and never all in memory.
 
-An epoch has every transition once as the first of a window; a window that reaches beyond its episode is filled up with rows
-that are no transitions. Episodes are dealt out to the logical shards, once, so that a process reads its own alone. For each
-epoch a shard puts its episodes in a new order, reads them in pools of a bounded size, and takes the windows of a pool in a new
-order: a data set of any size is shuffled as far as memory allows, and one that fits is read once.
+An epoch of a shard has each of its transitions once as the first of a window; a window that reaches beyond its episode is
+filled up with rows that are no transitions. Episodes are dealt out to the logical shards, once, so that a process reads its
+own alone. For each epoch a shard puts its episodes in a new order, reads them in pools of a bounded size, and takes the
+windows of a pool in a new order: a data set of any size is shuffled as far as memory allows, and one that fits is read once.
 """
 
 import contextlib

@@ -1,5 +1,8 @@
 """Learns from recorded episodes: windows of a data set of Minari's on the local disk. `rlexp.recorded.windows` says in what order.
 
+Each logical shard gives as many windows of a batch, whatever it holds. The weight of its windows is its share of all transitions,
+times the number of shards: so each transition counts the same. It is 1 where shards hold as many.
+
 What a checkpoint has is a key, how many batches were taken, and a digest of the data set: another one is refused.
 
 Nothing is stepped, so that the clock counts updates: `total_env_steps`, `eval.every_env_steps` and `env_steps` of the metric
@@ -62,6 +65,7 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
     of_shard = config.batch_size // num_shards
     reader: windows.Reader | None = None
     opened: reading.Recorded | None = None
+    weight = np.ones(len(shards), np.float32)  # of a window of each shard
 
     def open_it() -> tuple[reading.Recorded, spaces.Reading]:
         if config.path is None:
@@ -107,7 +111,7 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
         reader = opened = None
 
     def begin(data: Data) -> windows.Reader:
-        nonlocal opened
+        nonlocal opened, weight
         opened, read = open_it()
         if opened.identity != int(data.identity):
             raise reading.Unreadable(f"{opened.path}: not the data set that this run has learnt from so far")
@@ -126,7 +130,10 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
             )
             for shard in shards
         ]
-        epoch = max(int(opened.lengths[mine].sum()) for mine in dealt)
+        sizes = np.array([int(opened.lengths[mine].sum()) for mine in dealt])
+        # Each gives as many windows, so that those of a smaller one come more often: all transitions are to weigh the same.
+        weight = (num_shards * sizes / sizes.sum()).astype(np.float32)[shards.start : shards.stop]
+        epoch = int(sizes.max())
         return windows.Reader(orders, batch_size=of_shard, position=int(data.position), epoch=epoch, path=opened.path)
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
@@ -137,9 +144,9 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
             close()
         reader = reader or begin(data)
         rows, epoch = reader.next()
-        weight: Any = np.ones((1, rows.valid.shape[1]), np.float32)
+        weights: Any = np.repeat(weight, of_shard)[None]
         told: Any = np.float32(epoch), np.float32(1)
-        batch = Batch(jax.tree.map(lambda x: x[None], rows), weight)
+        batch = Batch(jax.tree.map(lambda x: x[None], rows), weights)
         return data._replace(position=np.int32(position + 1)), batch, {"train/epoch": Mean(*told)}
 
     def shapes(policy: Any) -> tuple[Data, Batch, Metrics]:
@@ -154,10 +161,10 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
         extras = {"return_to_go": number, "time": one((), jnp.int32)} if config.returns_to_go else {}
         row = Trajectory(spec.observation, flag, action_struct(spec), number, number, number, extras)  # type: ignore[arg-type]
         key: Any = jax.eval_shape(lambda: jax.random.key(0))
-        weight: Any = one((1, config.batch_size), jnp.float32)
+        weights: Any = one((1, config.batch_size), jnp.float32)
         return (
             Data(key, one((), jnp.int32), one((), jnp.uint32)),
-            Batch(jax.tree.map(rows, row), weight),
+            Batch(jax.tree.map(rows, row), weights),
             {"train/epoch": Mean(number, number)},
         )
 

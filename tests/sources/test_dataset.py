@@ -14,7 +14,7 @@ from support import QUIET, SMALL, StopAfter, assert_same, build, fingerprint, ro
 
 import rlexp
 from rlexp.config import ConfigError
-from rlexp.recorded import reading
+from rlexp.recorded import reading, windows
 from rlexp.sources import dataset, host, rollout
 from rlexp.sources.base import environments
 from rlexp.storage import rundir
@@ -149,6 +149,22 @@ def test_the_order_is_the_same_on_any_number_of_processes(memory_bytes, place):
     alone = first_windows(lead, 1)
     for num_processes in (2, 4):
         np.testing.assert_array_equal(first_windows(lead, num_processes), alone)
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_each_transition_weighs_the_same_whatever_its_shard_holds(num_shards, place):
+    """A shard of fewer transitions gives as many windows, so each of them comes more often."""
+    lead = build(*bc(f"shards={num_shards}"))
+    source, data = lead.source_of(lead.settings), reading.opened(str(place / "hdf5" / "cartpole-v0"))
+    _, batch, _ = source.next(source.init(jax.random.key(0), ()), ())
+    source.close()
+    sizes = np.array([data.lengths[mine].sum() for mine in windows.deal(data.lengths, num_shards)])
+    data.close()
+    of_shards = batch.weight.reshape(num_shards, -1)
+    assert batch.weight.shape == (1, 8) and batch.weight.dtype == np.float32 and (of_shards == of_shards[:, :1]).all()
+    assert len(set(sizes)) > 1 or num_shards == 1
+    np.testing.assert_allclose(of_shards[:, 0] / sizes, num_shards / sizes.sum(), rtol=1e-6)
+    assert num_shards > 1 or (batch.weight == 1.0).all()
 
 
 @pytest.mark.parametrize(
