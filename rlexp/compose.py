@@ -139,6 +139,7 @@ def composed(overrides: Sequence[str]) -> Composed:
         node = without_hydra(config)
         chosen.check_replay(config, node, app.config_loader, overrides)
         chosen.check_keys(config, node, app.config_loader, overrides)
+        chosen.check_selector(node, overrides)
         chosen.check_lists(node, overrides)
         chosen.check_world(node, overrides)
         return Composed(config, app.config_loader, node, run_dir)

@@ -5,7 +5,8 @@ With replacement: `uniform`, and `prioritised` (Schaul et al. 2016, arXiv:1511.0
     P(i) = w_i / sum_j w_j,   w_i = (priority_i + floor)^exponent                           equation 1
     importance_i = (N P(i))^-beta / max_j (N P(j))^-beta                                    section 3.4
 
-Deviations: draws are independent, where the paper draws one from each of k equal ranges; the maximum is over the whole batch.
+Deviations: draws are independent, where the paper draws one from each of k equal ranges; the maximum is over the whole batch; of
+the priorities that one write has for an item the highest counts (`rlexp.replay.sums.update`), where the paper has the last.
 
 Without replacement, the first k of an order: `fifo`, `lifo`, `top`, and `without_replacement`, which is the k highest of
 log w_i + g_i with Gumbel noise g_i (Efraimidis & Spirakis 2006; Kool et al. 2019, arXiv:1903.06059, section 2.3). Under

@@ -73,6 +73,20 @@ def check_keys(config: DictConfig, node: Mapping[str, Any], loader: Any, overrid
             )
 
 
+def check_selector(node: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raises ConfigError for an `algo.source.hp.NAME` of priorities where samples are drawn without them. Not of a run that goes
+    on, which may have been started with one before that was refused."""
+    algo = node.get("algo")
+    source = algo.get("source") if isinstance(algo, Mapping) else None
+    asked = [o for o in overrides if override_key(o).startswith("algo.source.hp.")]
+    uniform = isinstance(source, Mapping) and source.get("selector") == "uniform"
+    if asked and uniform and node.get("resume") is None and source.get("module") == "rlexp.sources.replay":
+        raise ConfigError(
+            f"{asked[0]}: nothing reads it, since algo.source.selector=uniform draws all alike; expected "
+            "algo.source.selector=prioritised beside it"
+        )
+
+
 def check_sweeper(config: DictConfig, loader: Any, overrides: Sequence[str]) -> None:
     """Raises ConfigError for a key of `sweeper` that is another sweeper's than the one that counts, with that one's name."""
     keys = [key.split(".")[1] for key in map(override_key, overrides) if key.startswith("sweeper.")]

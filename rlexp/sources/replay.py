@@ -17,8 +17,9 @@ transition. That sample has valid 0 in its first row and counts nowhere: of a ba
 
 `selector=prioritised`: Schaul et al. 2016, arXiv:1511.05952, the proportional variant; `rlexp.replay.selectors` has the
 equations. A window that was never drawn has the highest priority there was so far, rows that start no transition have none,
-and the priorities of a batch come back through `feedback`, after all updates of a call. One that is negative or not finite is
-refused: the old one stays, and `replay/refused` counts it.
+and the priorities of a batch come back through `feedback`, after all updates of a call: of a window that several of these learnt
+from the highest counts, not the last one. One that is negative or not finite is refused: the old one stays, and `replay/refused`
+counts it.
 
 A network with a memory: what acting remembered is kept at the first row of each rollout, and windows start there only, so
 that each comes with it as `Batch.memory` ("stored state": Kapturowski et al. 2019, R2D2). A window longer than a rollout
@@ -267,8 +268,9 @@ def _memory(
     Args:
       of_update: environment steps of an update, of all shards; None: those of a rollout.
     """
+    stride = _stride(algorithm, num_envs, num_steps)
     capacity, num_prefills = _check(
-        config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards, in_turns=limited is None
+        config, num_envs=num_envs, num_steps=num_steps, num_shards=num_shards, stride=stride, in_turns=limited is None
     )
     num_updates, num_transitions = _asked(config)
     shape = (num_updates, config.batch_size // num_shards)
@@ -279,7 +281,6 @@ def _memory(
     weighted, hp = config.selector == "prioritised", config.hp
     memory_of = jax.eval_shape(lambda: algorithm.carry(num_envs))
     remembers = bool(jax.tree.leaves(memory_of))
-    stride = _stride(algorithm, num_envs, num_steps)
     per_call = of_update or num_envs * num_steps * num_shards  # environment steps
 
     def rows_of(batch: Batch) -> PyTree:
@@ -403,7 +404,9 @@ def _asked(config: Config) -> tuple[int, int]:
     return config.num_updates, config.sequence_length
 
 
-def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int, in_turns: bool) -> tuple[int, int]:
+def _check(
+    config: Config, *, num_envs: int, num_steps: int, num_shards: int, stride: int, in_turns: bool
+) -> tuple[int, int]:
     """Rows of the ring, and rollouts that fill it before the first update."""
     per_rollout, (_, num_transitions) = num_envs * num_shards * num_steps, _asked(config)
     if config.capacity % per_rollout:
@@ -435,8 +438,10 @@ def _check(config: Config, *, num_envs: int, num_steps: int, num_shards: int, in
     num_prefills = -(-config.prefill_env_steps // per_rollout)
     fewest = needed - in_turns  # in turns one more comes before the first sample
     if num_prefills < fewest:
+        given, needs = f"prefill_env_steps: {config.prefill_env_steps}", fewest * per_rollout
+        if config.min_size is not None:  # which stands for it, in items
+            given, needs = f"min_size: {config.min_size}", needs // stride
         raise ConfigError(
-            f"algo.source.prefill_env_steps: {config.prefill_env_steps} is too little for a first sequence of "
-            f"{num_transitions} transitions; it needs {fewest * per_rollout}"
+            f"algo.source.{given} is too little for a first sequence of {num_transitions} transitions; it needs {needs}"
         )
     return config.capacity // (num_envs * num_shards), num_prefills

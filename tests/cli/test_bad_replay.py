@@ -6,6 +6,7 @@ from cli.test_bad_input import run_cli
 from rlexp.training import layout
 
 SIZES = ("algo=dqn", "algo.num_envs=8", "algo.num_steps=4", "compilation_cache=null")
+PRIORITISED = "algo.source.selector=prioritised"
 WRONG = [
     (["algo.source.capacity=64"], ["algo.source.capacity: 64 is less than algo.source.batch_size 128"]),
     (
@@ -22,10 +23,14 @@ WRONG = [
     (["algo.source.prefill_env_steps=1000", "total_env_steps=1024"], ["total_env_steps: 1024", "first 1024"]),
     (["algo.source.storage=attic"], ["algo.source.storage", "attic", "device", "host"]),
     (["algo.source.selector=best"], ["algo.source.selector", "best", "uniform", "prioritised"]),
-    (["algo.source.hp.priority_exponent=nan"], ["algo.source.hp.priority_exponent", "nan"]),
-    (["algo.source.hp.priority_exponent=-1"], ["algo.source.hp.priority_exponent", "-1"]),
-    (["algo.source.hp.priority_floor=0"], ["algo.source.hp.priority_floor", "0"]),
-    (["algo.source.hp.importance_end=inf"], ["algo.source.hp.importance_end", "inf"]),
+    (["algo.source.hp.priority_exponent=nan", PRIORITISED], ["algo.source.hp.priority_exponent", "nan"]),
+    (["algo.source.hp.priority_exponent=-1", PRIORITISED], ["algo.source.hp.priority_exponent", "-1"]),
+    (["algo.source.hp.priority_floor=0", PRIORITISED], ["algo.source.hp.priority_floor", "0"]),
+    (["algo.source.hp.importance_end=inf", PRIORITISED], ["algo.source.hp.importance_end", "inf"]),
+    (
+        ["algo.source.hp.priority_exponent=0.5"],
+        ["algo.source.hp.priority_exponent=0.5: nothing reads it", "algo.source.selector=uniform", PRIORITISED],
+    ),
     (["checkpoint.replay=maybe"], ["checkpoint.replay", "maybe"]),
 ]
 

@@ -238,6 +238,10 @@ def test_workers_in_processes_run_apart_too():
             r"samples_per_insert: 0\.3 makes 53\.3333 .* is 0\.3018",
         ),
         ("error_buffer=16 algo.source.prefill_env_steps=0", r"prefill_env_steps: 0 is too little .* needs 32"),
+        (
+            "error_buffer=16 algo.source.min_size=31 algo.n_step=9",
+            r"min_size: 31 is too little for a first sequence of 9 transitions; it needs 64$",
+        ),
         ("error_buffer=16 source=host", r"error_buffer: 16 is not allowed where inserts and samples take turns"),
         (
             "samples_per_insert=1 env=gymnax/cartpole source=replay",
@@ -249,3 +253,14 @@ def test_what_cannot_be_is_told_in_one_line(line, said):
     with pytest.raises(ConfigError, match=rf"^algo\.source\.{said}") as told:
         build(*DQN, *APART[1:], *f"algo.source.{line}".split())
     assert "\n" not in str(told.value)
+
+
+def test_a_least_size_that_is_too_little_is_told_in_items():
+    """Of a network that remembers, rollouts' beginnings: 16 environments make 16 of them in 8 steps."""
+    given = ("algo=r2d2", "env=gymnasium/cartpole", "source=actors", "algo.source.error_buffer=192")
+    with pytest.raises(ConfigError) as told:
+        build(*given, "algo.source.min_size=1")
+    assert str(told.value) == (
+        "algo.source.min_size: 1 is too little for a first sequence of 24 transitions; it needs 64"
+    )
+    assert build(*given, "algo.source.min_size=64").prefill_env_steps == 4 * 16 * 8
