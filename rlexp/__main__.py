@@ -255,9 +255,9 @@ def run(command: Command, experiment: Any) -> None:
         try:
             compose.run(command.composed, command.run_dir, task, quiet=not distributed.is_lead())
         except ConfigError:  # only the devices or the checkpoint could tell
-            if distributed.is_lead() or command.url:  # which then is on a disk of its own
-                rundir.restore(before)
-            if before.missing and command.url and distributed.is_lead():
+            # With a store each process has a directory on a disk of its own.
+            taken_back = rundir.restore(before) if distributed.is_lead() or command.url else False
+            if taken_back and before.missing and command.url and distributed.is_lead():
                 store.remove(command.url)
             raise
 

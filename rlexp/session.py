@@ -22,7 +22,7 @@ from rlexp.storage import rundir, store
 from rlexp.together import refused_by_all
 from rlexp.training import between, host, memory
 from rlexp.training.evaluate import episode_means
-from rlexp.training.loop import Diverged, Member, Resume, train_pack
+from rlexp.training.loop import Diverged, FoundLate, Member, Resume, train_pack
 
 
 class CheckFailed(RuntimeError):
@@ -33,7 +33,7 @@ class NotFilmed(RuntimeError):
     """`eval.video`: the evaluation is whole and written, and its film is not there."""
 
 
-EXPECTED = (CheckFailed, NotFilmed, Diverged, OSError, jax.errors.JaxRuntimeError)
+EXPECTED = (CheckFailed, NotFilmed, Diverged, FoundLate, OSError, jax.errors.JaxRuntimeError)
 
 
 _fits = set[tuple[str, int, int]]()  # what this process has seen to fit: a program, its members, the memory

@@ -242,17 +242,37 @@ _EARLY = re.compile(
 )
 
 
-def restore(earlier: Before) -> None:
-    """Takes back what a command has made, after bad input that was found too late; of a directory that was there, our own files."""
+def restore(earlier: Before) -> bool:
+    """Takes back what a command has made, after bad input that was found too late; of a directory that was there, our own files.
+
+    Where there are results, of a sweep's jobs too, all stays. Gives whether it was taken back.
+    """
+    if _has_results(earlier):
+        return False
     if earlier.missing:
         remove(earlier.missing)
-        return
+        return True
     if not earlier.directory.is_dir():  # what is there is none of ours
-        return
+        return True
     for name in set(os.listdir(earlier.directory)) - earlier.names:
         if _EARLY.fullmatch(name):
             path = earlier.directory / name
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return True
+
+
+def _has_results(earlier: Before) -> bool:
+    """Whether lines of metrics or a checkpoint have come since then."""
+    for place, folders, files in os.walk(earlier.directory):
+        here = Path(place)
+        if here == earlier.directory:
+            folders[:] = set(folders) - earlier.names
+            files = set(files) - earlier.names
+        if "metrics.jsonl" in files and (here / "metrics.jsonl").stat().st_size:
+            return True
+        if here.name == "checkpoints" and any(name.isdecimal() for name in folders):
+            return True
+    return False
 
 
 def lock(run_dir: Path) -> IO[str]:

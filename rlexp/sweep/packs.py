@@ -24,7 +24,7 @@ from rlexp.sweep.manifest import OVER
 from rlexp.sweep.packing import PACKS, Job, name, slots, without_slots, words
 from rlexp.sweep.refilling import WAITING, Heard, Search
 from rlexp.training.layout import layout_of
-from rlexp.training.loop import Diverged, Member, Resume, train_pack
+from rlexp.training.loop import Diverged, FoundLate, Member, Resume, train_pack
 from rlexp.training.program import Traced, trace
 from rlexp.training.saves import ENDED_IN, NARROWED
 
@@ -122,7 +122,7 @@ def _train(
             for half in (pack[: len(pack) // 2], pack[len(pack) // 2 :]):
                 _train(half, sweep_dir / PACKS / name(half), sweep_dir, record, stop=stop, programs=programs)
             return
-        if not isinstance(error, ConfigError | OSError | Diverged) and jax.process_count() > 1:
+        if not isinstance(error, ConfigError | OSError | Diverged | FoundLate) and jax.process_count() > 1:
             raise  # most likely another process died; whoever started this one starts it again
         trained = {i: job for i, job in enumerate(pack) if i not in left}
         ended = {i: _had_left(job, folder) for i, job in trained.items() if slots(job)}
@@ -318,7 +318,8 @@ def run_alone(job: Job, record: Record) -> None:
             record.settle({job.number: {"status": "running", "error": None, "run_id": run_id}}, again=True)
             objective = session.run(experiment, job.dir, resume_dir, job.overrides)
     except (Exception, SystemExit) as error:
-        if not isinstance(error, ConfigError | session.CheckFailed | OSError | Diverged) and jax.process_count() > 1:
+        known = ConfigError | session.CheckFailed | OSError | Diverged | FoundLate
+        if not isinstance(error, known) and jax.process_count() > 1:
             raise
         record.settle({job.number: _failed(job, error, None)})
         return

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from rlexp import hints
+from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.machine import distributed
 from rlexp.machine.stop import Stop
@@ -38,6 +39,12 @@ _MUCH = 0.1  # of a chunk's environment steps wait for a reset
 
 class Diverged(RuntimeError):
     """A metric is not finite. The last good checkpoint is kept."""
+
+
+class FoundLate(RuntimeError):
+    """What would be bad input at the start, such as an environment that cannot be made, once training has begun: what was
+    trained so far is kept.
+    """
 
 
 def train_pack(
@@ -67,6 +74,7 @@ def train_pack(
     Raises:
       ConfigError: the devices or the checkpoint do not fit.
       Diverged: a metric is not finite, in all members.
+      FoundLate: something raised ConfigError when there were lines or updates already.
       OSError: metrics of any member, or a checkpoint, cannot be written.
     """
     announces = directory is None and len(members) == 1  # a sweep tells of itself
@@ -82,7 +90,7 @@ def train_pack(
     hooks = between.of(config, lead.modules)
     pack = Pack(members, start, lost, warnings)
     pack.told = start.told or between.told_at_start(hooks, [one.config for one in experiments])
-    note = pack.progress.note
+    note, has_begun = pack.progress.note, False
     if announces:
         note(f"the run is in {directory}")
     for text in _notices(lead, restored and restored.meta):
@@ -122,6 +130,7 @@ def train_pack(
             closing.callback(reports.close)
             if config.eval.at_start and update == 0:  # what it could do before it learnt
                 reports.hand_in(Chunk(update, 0, {}, compiled.evaluate(run, update)))
+                has_begun = True
             if start.had_ended:  # it is still so, unless it is asked for more now
                 for hook in hooks:
                     saves.let_leave(between.leaving(hook, pack.moment(update)), update, run)
@@ -139,7 +148,7 @@ def train_pack(
             while update < lead.total_updates and not stopping and not narrow and pack.going():
                 boundary = schedule.chunk_end(lead, update)
                 run, counted, made = pace.updates(run, counted, boundary - update)
-                update, ended = update + made, made == boundary - update
+                update, ended, has_begun = update + made, made == boundary - update, True
                 episodes = compiled.evaluate(run, update) if ended and schedule.evaluation_due(lead, update) else None
                 chunk = Chunk(update, update - since, counted, episodes)
                 if ended:
@@ -189,7 +198,10 @@ def train_pack(
             pack.all_fail(told)
             raise told.with_traceback(error.__traceback__) from error
         except BaseException as error:
-            pack.all_fail(error)
+            late = FoundLate(str(error)) if has_begun and isinstance(error, ConfigError) else None
+            pack.all_fail(late or error)
+            if late is not None:
+                raise late from error
             raise
     return pack.summaries
 

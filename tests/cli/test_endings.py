@@ -1,14 +1,20 @@
 """How a command ends: one line on stderr whatever was raised, and the traceback of what nobody foresaw in a file."""
 
+import json
 import sys
 import tempfile
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from rlexp import __main__ as cli
 from rlexp import endings, session
 from rlexp.config import ConfigError
+from rlexp.storage import rundir
 
 SMALL = ["compilation_cache=null", "logger=quiet"]
 
@@ -89,3 +95,60 @@ def test_the_place_is_in_the_users_code():
         theirs()
     file, _, line = endings.place(found.value).rpartition(":")
     assert file == __file__ and int(line) == theirs.__code__.co_firstlineno + 1
+
+
+class Full(gymnasium.Env):
+    """Cannot be made any more once all of them together were stepped 500 times, as where a server has no room."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    steps = 0
+
+    def __init__(self):
+        if Full.steps > 500:
+            raise OSError("no room for one more")
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        Full.steps += 1
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+def test_what_would_be_bad_input_keeps_what_was_trained_by_then(elsewhere, monkeypatch, capfd):
+    monkeypatch.setitem(gymnasium.registry, "Full-v0", EnvSpec("Full-v0", entry_point=Full, max_episode_steps=10))
+    monkeypatch.setattr(Full, "steps", 0)
+    given = ["env=gymnasium", "env.id=Full-v0", "env.vectorization_mode=sync", "algo.num_envs=4", "algo.num_steps=16"]
+    given += ["algo=pqn", "network.hidden=[8]", "total_env_steps=640", "eval.num_episodes=2", "eval.at_start=false"]
+    given += ["eval.every_env_steps=null", "checkpoint.every_updates=1", "hydra.run.dir=here"]
+    code, err = run_cli([*SMALL, *given], monkeypatch, capfd)
+    here = elsewhere / "work/here"
+    assert code == 1 and err == "rlexp: env.id: Full-v0 cannot be made (OSError: no room for one more)\n"
+    assert max(int(path.name) for path in (here / "checkpoints").iterdir()) == 9
+    assert [json.loads(line)["env_steps"] for line in (here / "metrics.jsonl").read_text().splitlines()][-1] == 9 * 64
+    summary = json.loads((here / "summary.json").read_text())
+    assert summary["status"] == "failed" and "no room for one more" in summary["error"]
+
+
+@pytest.mark.parametrize("made", ["metrics.jsonl", "checkpoints/3/run/x", "7/metrics.jsonl"])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_bad_input_takes_no_results_back(tmp_path, made, was_there):
+    place = tmp_path / "run"
+    if was_there:
+        place.mkdir()
+    before = rundir.before(place)
+    for name in ("config.yaml", made):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("{}\n")
+    assert not rundir.restore(before) and (place / made).exists() and (place / "config.yaml").exists()
+
+
+def test_what_was_there_before_is_no_result_of_the_command(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    before = rundir.before(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    assert rundir.restore(before) and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    before = rundir.before(tmp_path / "run")
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/metrics.jsonl").touch()
+    assert rundir.restore(before) and not (tmp_path / "run").exists()
