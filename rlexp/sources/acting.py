@@ -385,6 +385,7 @@ class Acting:
             player.episode_length = valid[i] * (player.episode_length + 1)
             if ends[i].any():
                 own = [wire.array(leaf, player.heard[i + 1]) for leaf in self._leaves.info]
+                own = [np.where(ends[i] > 0, x, 0.0) for x in own]  # others may be NaN
                 sums = [np.dot(ends[i], x) for x in (player.episode_return, player.episode_length, *own)]
                 ended = np.array([*sums, ends[i].sum()], np.float32)
                 self._counted = self._counted._replace(episodes=self._counted.episodes + ended)

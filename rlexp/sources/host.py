@@ -140,7 +140,7 @@ def collector(
             returns[t] = world.episode_return = goes_on * world.episode_return + reward[t]
             lengths[t] = world.episode_length = goes_on * (world.episode_length + 1)
         told = {"train/return_mean": returns, "train/length_mean": lengths}
-        told |= {f"env/{name}": x for name, x in info.items()}
+        told |= {f"env/{name}": np.where(last > 0, x, 0.0) for name, x in info.items()}  # others may be NaN
         decided: Any = np.uint32(np.count_nonzero(valid)), np.uint32(valid.size)
         return {name: Mean((last * x).sum(), last.sum()) for name, x in told.items()} | {AGENT_STEPS: Mean(*decided)}
 

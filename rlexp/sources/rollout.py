@@ -77,7 +77,7 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
         if envs.waits:
             metrics[WAITING] = Mean(jnp.sum(before.last & ~after.first, dtype=jnp.uint32), every)
         for name, x in (after.info or {}).items():
-            metrics[f"env/{name}"] = Mean(jnp.sum(last * x), num_episodes)
+            metrics[f"env/{name}"] = Mean(jnp.sum(jnp.where(last > 0, x, 0.0)), num_episodes)  # others may be NaN
         row = Trajectory(
             obs=before.obs,
             first=before.first,

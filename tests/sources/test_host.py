@@ -144,6 +144,29 @@ def test_the_numbers_of_an_environment_are_logged(tmp_path):
         assert row["eval/env/paid"] == 2 * row["eval/return_mean"] and row["eval/length_mean"] == 1
 
 
+def test_before_an_episodes_last_step_its_own_numbers_may_be_none():
+    lead, found = toy(), []
+    env = lead.env_of(lead.settings)
+    state = jax.jit(lead.algorithm.init)(jax.random.key(0), {name: np.float32(x) for name, x in lead.hp.items()})
+
+    def opening(num):
+        opened = env.open(num)
+
+        def step(action):
+            after = opened.step(action)
+            return after._replace(info={"paid": np.where(after.last, after.info["paid"], np.float32("nan"))})
+
+        return opened._replace(step=step)
+
+    for own in (env, env._replace(open=opening)):
+        of = source_of_host.collector(own, lead.algorithm, num_envs=3, num_steps=8)
+        _, keys, seeds = of.split(jax.random.key(0))
+        world = of.open(seeds)
+        found.append(of.collect(world, lead.algorithm.policy(state, True), keys[:8])[1])
+        world.envs.close()
+    assert found[0] == found[1] and found[1]["env/paid"].count == 12
+
+
 # --- the same numbers --------------------------------------------------------------------------------------------------
 
 

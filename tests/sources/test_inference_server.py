@@ -7,6 +7,8 @@ import stat
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import jax
@@ -16,7 +18,10 @@ from sources.remote import NUM_ENVS, NUM_STEPS, Call, Plays, acting, arrays, pol
 
 from rlexp.config import ConfigError
 from rlexp.sources import acting as acting_module
+from rlexp.sources.acting import Acting, Counted, Player
+from rlexp.sources.door import Life
 from rlexp.sources.unrolls import side_by_side
+from rlexp.types import TimeStep
 from rlexp.workers import address, keeper, meeting, wire
 from rlexp.workers.wire import Kind
 
@@ -568,3 +573,23 @@ def test_messages_are_read_as_they_were_written():
         wire.pack(Kind.ROWS, 0, layout, [a.astype(float) if a.dtype == np.uint8 else a for a in arrays])
     tree = {"b": [1, (2,)], "a": 3, "c": None}
     assert wire.leaves_of(tree) == jax.tree.leaves(tree)
+
+
+def test_before_an_episodes_last_step_its_own_numbers_may_be_none():
+    layout = wire.rows_layout(2, [("float32", (1,))], ["known"])
+    ones, nan = np.ones(2, np.float32), np.float32("nan")
+    lasts = np.array([[False, False], [True, False], [False, True]])
+    numbers = np.array([[nan, nan], [7, nan], [nan, 9]], np.float32)
+    heard = [
+        wire.pack(
+            Kind.ROWS, i, layout, wire.row_leaves(TimeStep(ones[:, None], ones, ones, ~last, last, info), ["known"])
+        )
+        for i, (last, info) in enumerate(zip(lasts, ({"known": x} for x in numbers), strict=True))
+    ]
+    player = Player(Life(None), 2)
+    player.heard = heard
+    own: Any = SimpleNamespace(_leaves=wire.rows(layout.leaves, 1), _counted=Counted())
+    Acting._count_episodes(own, player)
+    np.testing.assert_array_equal(
+        own._counted.episodes, [1 + 2, 1 + 2, 7 + 9, 2]
+    )  # returns, lengths, its own, how many

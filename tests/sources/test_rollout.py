@@ -130,3 +130,21 @@ def test_the_environment_gets_the_clipped_action_and_the_algorithm_what_it_drew(
     (batch, *_), _ = collect(env, Algorithm(none, none, lambda num_envs: (), act, none), 2, 3)
     np.testing.assert_array_equal(batch.trajectory.action[0, :3], np.broadcast_to([3.0, -0.5], (3, 2, 2)))
     np.testing.assert_array_equal(batch.trajectory.reward[0, :3], 0.5)  # 1 - 0.5
+
+
+def test_before_an_episodes_last_step_its_own_numbers_may_be_none():
+    spec = EnvSpec("late", jax.ShapeDtypeStruct((1,), jnp.float32), Continuous((2,), -1.0, 1.0), 3)
+
+    def step(key: Any, time: Any, action: Any, params: Any) -> Transition:
+        del key, action, params
+        known = jnp.where(time == 2.0, 7.0, jnp.where(time == 0.0, jnp.nan, jnp.inf))
+        return Transition(time + 1, jnp.zeros((1,)), 1.0, False, info={"known": known})
+
+    def act(policy: Any, carry: Any, timestep: Any, key: Any) -> Any:
+        del key
+        return jnp.zeros((timestep.obs.shape[0], 2)), carry, ()
+
+    none: Any = None
+    env = episodic(spec, lambda key, params: (jnp.zeros(()), jnp.zeros((1,))), step)
+    _, (metrics, *_) = collect(env, Algorithm(none, none, lambda num_envs: (), act, none), 2, 8)
+    assert metrics["env/known"] == (28.0, 4.0)
