@@ -123,7 +123,7 @@ def train_pack(
 
             # 3. Train.
             update, began = start.update, time.perf_counter() - start.wall_s
-            saves = Saves(pack, traced, directory, update=update, began=began)
+            saves = Saves(pack, traced, directory, update=update if start.resumed else None, began=began)
             closing.callback(saves.close)
             saves.point_here()
             reports = Reports(pack, saves, began=began)
@@ -172,7 +172,7 @@ def train_pack(
             # 4. Leave everything as it should be found.
             if narrow and narrower is not None:
                 saves.narrow(narrower, update, run)
-            elif update > saves.update:
+            elif saves.update is None or update > saves.update:  # a stop may come before the first update
                 saves.save(update, run, reports.kept)
             saves.wait()
             elapsed = time.perf_counter() - began - start.wall_s
@@ -192,7 +192,8 @@ def train_pack(
                 note(f"{len(pack.going())} of {len(members)} members are left, and go on as a smaller program")
             elif pack.summary["status"] == "stopped":
                 again = f"; go on with: {hints.command('rlexp', hints.resume(directory))}" if announces else ""
-                note(f"stopped by {stop.reason or 'another process'} and saved{again}")
+                kept = f" and saved{again}" if config.checkpoint.enabled else "; checkpoint=off saves nothing"
+                note(f"stopped by {stop.reason or 'another process'}{kept}")
         except SystemExit as error:  # an environment's own code: it would end the process with nothing said
             told = RuntimeError(f"code that the configuration names calls exit({error.code!r})")
             pack.all_fail(told)

@@ -111,6 +111,10 @@ class Pack:
         records = [info.dir / jsonl.NAME for info in infos if start.resumed and is_lead]
         cut = start.counted is not None
         gaps = [jsonl.gap(record, start.env_steps, start.num_lines, cut=cut) for record in records]
+        if start.update == 0:  # what comes before the first update is evaluated, and its line written, once more
+            for record in records:
+                with contextlib.suppress(OSError, ValueError):  # told when it is opened
+                    jsonl.truncate(record, -1)
         make, config = self.lead.part("logger").make, self.lead.config.logger
         made, self.progress = make(config, infos) if is_lead else silent(len(infos))
         self.loggers: dict[int, Logger] = dict(zip(self._here, made, strict=True))
@@ -118,7 +122,7 @@ class Pack:
             self.progress.warn(f"{members[i].dir}: {why}; the others go on")
         for text in [*warnings, *filter(None, gaps)]:
             self.progress.warn(text)
-        self.objectives, self.num_lines = start.objectives, start.num_lines
+        self.objectives, self.num_lines = start.objectives, start.num_lines if start.update else 0
         self.agent_steps = start.agent_steps
         self.told: list[Told] = [{} for _ in members]  # in the lines of each
         self.remembered = start.remembered

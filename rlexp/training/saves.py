@@ -73,11 +73,11 @@ def _with_total(run: Run, experiment: Experiment) -> Run:
 class Saves:
     """Saves the pack in one directory. A member that leaves it takes a checkpoint of its own along, and so do all at the end."""
 
-    def __init__(self, pack: Pack, traced: Traced, directory: Path, *, update: int, began: float):
+    def __init__(self, pack: Pack, traced: Traced, directory: Path, *, update: int | None, began: float):
         """Opens the directory for writing. Raises OSError.
 
         Args:
-          update: where training starts.
+          update: of the checkpoint from which training goes on; None where it begins.
           began: the `perf_counter()` since which the run has been training, earlier processes counted in.
         """
         self._pack, self._directory, self._began = pack, directory, began

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import StopAfter, build, rows, saved, train
+from support import StopAfter, assert_same, build, rows, saved, train
 
 from rlexp import hints
 from rlexp.algos import common
+from rlexp.storage import checkpoint
 from rlexp.training import loop, program
 from rlexp.training.loop import Diverged, Resume, layout_of
 from rlexp.types import Mean
@@ -301,3 +302,38 @@ def test_with_several_processes_an_error_of_the_runtime_says_that_one_died(monke
     text = remedy(error)
     assert "another process of this run died" in text and "resume=" in text and "heartbeat timeout)" in text
     assert "died" not in remedy(OSError(28, "No space left on device"))
+
+
+QUICK = ("algo=pqn", "env=probe/obs_action_reward", "algo.num_envs=4", "algo.num_steps=4", "network.hidden=[4]")
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_stop_before_the_first_update_says_what_is_saved(tmp_path, capsys, saves):
+    given = (
+        *QUICK,
+        "total_env_steps=64",
+        "eval.num_episodes=2",
+        "logger.progress=plain",
+        f"checkpoint.enabled={saves}",
+    )
+    (summary,) = train(tmp_path, *given, stop=StopAfter(0))
+    again = hints.command("rlexp", hints.resume(tmp_path / "0"))
+    said = f" and saved; go on with: {again}\n" if saves else "; checkpoint=off saves nothing\n"
+    assert capsys.readouterr().out.endswith(f"stopped by SIGTERM{said}") and summary["status"] == "stopped"
+    assert [path.name for path in tmp_path.glob("0/checkpoints/*")] == (["0"] if saves else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [(), ("algo=dqn", "algo.num_updates=1")])
+def test_a_run_that_was_stopped_before_its_first_update_goes_on(tmp_path, memory):
+    """With the memory that was filled. What was evaluated by then is evaluated, and its line written, once more."""
+    sizes = (
+        ("algo.source.capacity=256", "algo.source.batch_size=8", "algo.source.prefill_env_steps=64") if memory else ()
+    )
+    given = (*TINY, *memory, *sizes, "total_env_steps=256", "eval.every_env_steps=128")
+    train(tmp_path / "cut", *given, stop=StopAfter(0))
+    train(tmp_path / "cut", *given, resume=Resume(tmp_path / "cut/0", "all"))
+    train(tmp_path / "whole", *given)
+    assert_same(tmp_path / "cut/0", tmp_path / "whole/0")
+    (meta,) = {checkpoint.latest_meta(tmp_path / name / "0/checkpoints")["num_lines"] for name in ("cut", "whole")}
+    assert meta == len(rows(tmp_path / "cut/0")) and not list(tmp_path.glob("cut/0/metrics.before*"))
