@@ -57,6 +57,7 @@ def profile_run(member: Member, resume_dir: Path | None) -> None:
         compiled = traced.compile()
     with contextlib.ExitStack() as closing:
         closing.callback(compiled.close)
+        compiled.at(member.dir)
         run, update = _start(lead, traced, compiled, resume_dir)
         folder, device = member.dir / "profile", layout.mesh.devices.flat[0]
         folder.mkdir(exist_ok=True)

@@ -235,6 +235,11 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
         member = members[0]
         seeds, hp, settings = member_data(members)
 
+        @functools.cache
+        def own_source() -> HostSource:
+            """What trains, and fills the memory before: workers that others have started end with it, and come once."""
+            return member.source_of(member.settings)
+
         def place(data: PyTree, kept: PyTree, ahead: float) -> PyTree:
             placed = over.everywhere(_alone(data))
             if source.memory is None:
@@ -269,7 +274,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
                 nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), collected)
                 jax.block_until_ready(summed(over.counts(nothing)))
             learn, (play, close_play) = compiled(), player()
-            source = member.source_of(member.settings)
+            source = own_source()
             feed: apart.Feed | None = None  # where inserts and samples run apart, since the first chunk
 
             def acting(state: PyTree) -> PyTree:
@@ -357,11 +362,10 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             return play, own.close
 
         def refill(run: Run, update: int) -> Run:
-            source, policy = member.source_of(member.settings), over.on_actor(explorer(run.state))
+            source, policy = own_source(), over.on_actor(explorer(run.state))
             key = jax.device_put(refill_key(seeds[0], update), over.actor)
             assert source.refill is not None
             data, _ = filled(source, source.refill(key, policy, update), key, policy, update)
-            source.close()  # what trains opens its own
             return run._replace(data=data)
 
         return Traced(abstract_run, settings_now, compile_all, lambda: player()[0], lower_learn, refill, of)

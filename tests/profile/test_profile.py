@@ -340,3 +340,17 @@ def test_origins_are_short_and_of_merged_ones_the_first() -> None:
         "all-reduce.2": "update/jvp(Head)/add",
         "in_vmap.3": "vmap(rollout)/add",
     }
+
+
+def test_workers_find_it_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Path]()
+
+    def begin() -> Any:
+        raise KeyboardInterrupt  # it has come far enough
+
+    made = NOT_COMPILED._replace(begin=begin, at=told.append)
+    traced = program.Traced(*(None,) * 7)._replace(compile=lambda: made)  # type: ignore[arg-type]
+    monkeypatch.setattr(program, "trace", lambda *_: traced)
+    with pytest.raises(KeyboardInterrupt):
+        profile.profile_run(Member(build(*SMALL), tmp_path, "00000000"), None)
+    assert told == [tmp_path]

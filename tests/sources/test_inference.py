@@ -16,6 +16,7 @@ from rlexp.storage import store
 from rlexp.training import program
 from rlexp.training.loop import layout_of
 from rlexp.workers import meeting
+from rlexp.workers.__main__ import live
 
 NEW = set(inference.OWN_METRICS)
 
@@ -180,3 +181,39 @@ def test_what_cannot_be_is_told_in_one_line(line, said, monkeypatch):
     assert "\n" not in str(told.value)
     assert is_host(inference)
     assert meeting.TOKEN.endswith(store._NOT_PUSHED)
+
+
+def test_workers_that_others_start_fill_a_memory_anew_and_train_on(tmp_path):
+    """Each comes once: it ends when it is told that the run is over."""
+    sizes = (
+        "algo.source.capacity=64",
+        "algo.source.batch_size=4",
+        "algo.source.prefill_env_steps=16",
+        "algo.num_envs=2",
+    )
+    given = ("algo.num_updates=1", "algo.num_steps=4", "network.hidden=[4]", "shards=1", "total_env_steps=80")
+    own = ("algo.source.start=none", "algo.source.num_workers=1", "algo.source.timeout_s=5")
+    lead = build("env=gymnasium/cartpole", "source=inference", "algo=dqn", *sizes, *given, *own)
+    traced = program.trace([lead], layout_of([lead]))
+    compiled = traced.compile()
+    compiled.at(tmp_path)
+
+    def worker() -> threading.Thread:
+        alive = {"parent": None, "patience_s": 30.0}
+        thread = threading.Thread(target=live, args=(tmp_path / meeting.FOLDER, 0), kwargs=alive, daemon=True)
+        thread.start()
+        return thread
+
+    workers = [worker()]
+    try:
+        run = compiled.init()
+        compiled.close()
+        workers[0].join(30)
+        workers.append(worker())
+        run, metrics = compiled.chunk(traced.refill(run, 3), 2)
+    finally:
+        compiled.close()
+    for thread in workers:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert metrics["train/workers_lost"].sum == 0 and run.state is not None
