@@ -13,6 +13,7 @@ A checkpoint keeps what that source's does: of environments that can be cloned, 
 from last. After a resume the first batch is of the policy of the checkpoint; with a lag that policy depends on the clock anyway.
 """
 
+import sys
 import threading
 import time
 from collections import deque
@@ -206,7 +207,12 @@ def make(
         threads.clear()
         board = None
         if stuck:
-            raise TimeoutError(f"{', '.join(stuck)} did not end within {END_S:g} s: a step of its environments hangs")
+            # No error: what came of it stands, and an actor's own is told by who closes the source.
+            print(
+                f"warning: {', '.join(stuck)} did not end within {END_S:g} s: a step or a reset of its environments hangs",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def next(data: Data, policy: Any) -> tuple[Data, Batch, Metrics]:
         nonlocal board

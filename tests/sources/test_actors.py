@@ -276,14 +276,16 @@ def test_an_error_of_one_actor_is_told_though_another_hangs():
     source.close()
 
 
-def test_environments_that_hang_are_an_error_and_not_for_ever(monkeypatch):
+def test_environments_that_hang_are_an_error_and_not_for_ever(monkeypatch, capfd):
     hangs = threading.Event()
     monkeypatch.setattr(actors, "END_S", 0.2)
     source = source_of(step_counter(lambda: hangs.wait(60)), max_lag=1, timeout_s=1)
     with pytest.raises(TimeoutError, match=r"algo\.source\.timeout_s: no environment has moved for 1 s; actor 0"):
         source.next(source.init(jax.random.key(0), policy(0)), policy(0))
-    with pytest.raises(TimeoutError, match=r"actor-0 did not end within 0\.2 s"):
-        source.close()
+    capfd.readouterr()
+    source.close()  # raises nothing, which would hide that
+    said = "warning: actor-0 did not end within 0.2 s: a step or a reset of its environments hangs\n"
+    assert capfd.readouterr().err == said
     hangs.set()
     for thread in threading.enumerate():
         if thread.name.startswith("actor-"):
