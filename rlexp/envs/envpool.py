@@ -1,8 +1,9 @@
 """Environments of EnvPool, many at a time in C++: Atari with the usual preprocessing, MuJoCo and others. envpool.readthedocs.io
 
 They run on the host, with next-step autoreset as EnvPool has it: an episode's last observation is a row of its own. What EnvPool
-calls truncated is a truncation, unless the episode was terminated by the same step. Its seeds are fixed where environments are
-made, so that `reset` makes them anew.
+calls truncated is a truncation. So is an episode that terminates on the last step that its limit allows: of that step EnvPool says
+no more than that the episode is over and the limit is reached, and a limit of one step more would change rewards where they
+depend on it, as MiniGrid's do. Its seeds are fixed where environments are made, so that `reset` makes them anew.
 
 What the adapter changes is what `rlexp.envs.gymnasium` changes; and images that have their channels first, as Atari's stacked
 frames, get them last. Limits count steps of the agent, where EnvPool's own tables count frames (Atari's are four to a step).

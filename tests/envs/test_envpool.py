@@ -136,3 +136,13 @@ def test_without_envpool_it_says_what_brings_it(monkeypatch):
         ConfigError, match=r"env\.module: envpool is not installed; pip install 'rlexp\[envpool\]' brings it"
     ):
         adapter.make(config())
+
+
+def test_an_end_on_the_last_step_that_the_limit_allows_is_told_as_a_truncation():
+    """EnvPool says no more of it; once this fails it does, and the adapter can too."""
+    actions = np.zeros((12, len(SEEDS)), np.int32)
+    whole = played(adapter.make(config()), actions)
+    length = int(np.argmax(whole.last[:, 0]))
+    assert length > 0 and whole.discount[length, 0] == 0
+    rows = played(adapter.make(config(limit=length)), actions)
+    assert rows.last[length, 0] and rows.discount[length, 0] == 1
