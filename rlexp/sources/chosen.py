@@ -79,8 +79,9 @@ def check_selector(node: Mapping[str, Any], overrides: Sequence[str]) -> None:
     algo = node.get("algo")
     source = algo.get("source") if isinstance(algo, Mapping) else None
     asked = [o for o in overrides if override_key(o).startswith("algo.source.hp.")]
-    uniform = isinstance(source, Mapping) and source.get("selector") == "uniform"
-    if asked and uniform and node.get("resume") is None and source.get("module") == "rlexp.sources.replay":
+    if not asked or not isinstance(source, Mapping) or node.get("resume") is not None:
+        return
+    if source.get("module") == "rlexp.sources.replay" and source.get("selector") == "uniform":
         raise ConfigError(
             f"{asked[0]}: nothing reads it, since algo.source.selector=uniform draws all alike; expected "
             "algo.source.selector=prioritised beside it"
