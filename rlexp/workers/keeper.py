@@ -161,6 +161,12 @@ def check_jobs(parameters: dict[str, Any]) -> None:
         raise ConfigError(f"algo.source.slurm: {one_line(error)}") from error
 
 
+def with_cpus(parameters: dict[str, Any]) -> dict[str, Any]:
+    """What srun is told of the cores too: from Slurm 22.05 on it does not take them over from sbatch."""
+    cpus = parameters.get("slurm_cpus_per_task", parameters.get("cpus_per_task"))
+    return parameters if cpus is None else {"slurm_srun_args": [f"--cpus-per-task={cpus}"]} | parameters
+
+
 def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, Any]) -> Start:
     """Of Slurm, through submitit, each worker alone. They end with the run, or `patience_s` after its server."""
     import submitit
@@ -168,7 +174,7 @@ def jobs(folder: Path, *, cluster: str, patience_s: int, parameters: dict[str, A
     from rlexp.workers import __main__ as worker
 
     executor = submitit.AutoExecutor(folder / "jobs", cluster=cluster)
-    executor.update_parameters(**parameters)
+    executor.update_parameters(**with_cpus(parameters))
     queue = Queue()
 
     def start(index: int) -> Started:

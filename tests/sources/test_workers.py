@@ -247,6 +247,15 @@ def test_options_that_submitit_does_not_have_are_told(tmp_path, monkeypatch):
         assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("name", ["cpus_per_task", "slurm_cpus_per_task"])
+def test_cores_reach_the_process_of_a_slurm_job(name):
+    """srun does not take them over from sbatch; what it is told by hand counts."""
+    assert keeper.with_cpus({"timeout_min": 5}) == {"timeout_min": 5}
+    assert keeper.with_cpus({name: 2}) == {name: 2, "slurm_srun_args": ["--cpus-per-task=2"]}
+    own = {name: 2, "slurm_srun_args": ["--cpus-per-task=1"]}
+    assert keeper.with_cpus(own) == own
+
+
 def test_one_that_hangs_ends_with_the_process_that_started_it(tmp_path):
     """That is killed, so that it can end nobody."""
     folder, hung = tmp_path / meeting.FOLDER, tmp_path / "hung"
