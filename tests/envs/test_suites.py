@@ -1,5 +1,6 @@
 """What adapters of suites say to bad input, where a suite's own limit goes, and what `adapt` makes of its functions."""
 
+import inspect
 import re
 import sys
 from dataclasses import fields
@@ -94,7 +95,7 @@ def test_no_adapter_ends_with_what_its_suite_raises_as_it_is_imported(option, mo
     module = load_module(node_of(option)["module"], "env")
     config, _ = parse(node_of(option), module.Config, "env")
     with pytest.raises(ConfigError, match=said):
-        module.make(config)
+        inspect.unwrap(module.make)(config)  # which another test may have made, and is remembered
 
 
 @pytest.mark.parametrize("suite", sorted(SUITES))

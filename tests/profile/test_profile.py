@@ -345,7 +345,7 @@ def test_origins_are_short_and_of_merged_ones_the_first() -> None:
 def test_workers_find_it_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[Path]()
 
-    def begin() -> Any:
+    def begin(learnt: Any = None) -> Any:
         raise KeyboardInterrupt  # it has come far enough
 
     made = NOT_COMPILED._replace(begin=begin, at=told.append)
