@@ -95,9 +95,12 @@ def _task(config: Config) -> tuple[Any, int]:
     registry = imported("mujoco_playground", extra="playground").registry
     suite = imported("mujoco_playground", extra="playground").dm_control_suite
     with foreign():
-        limit = int(registry.get_default_config(config.id).episode_length)
+        own = registry.get_default_config(config.id)
+        limit = int(own.episode_length)
     # Some tasks begin anew by themselves there, in the middle of an episode that is longer.
-    overrides = {"impl": "jax", **config.kwargs, "episode_length": min((config.max_episode_steps or limit) + 1, _LAST)}
+    overrides = {**config.kwargs, "episode_length": min((config.max_episode_steps or limit) + 1, _LAST)}
+    if "impl" in own:  # not in all
+        overrides = {"impl": "jax"} | overrides
 
     def load() -> Any:
         return made(config.id, lambda: registry.load(config.id, config_overrides=overrides), config.kwargs)

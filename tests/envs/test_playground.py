@@ -30,24 +30,36 @@ def test_a_repeat_of_actions_is_not_a_setting_of_playgrounds():
         made("playground", id="CartpoleBalance", kwargs={"action_repeat": 2})
 
 
-@pytest.mark.parametrize(("changes", "counts_to"), [({}, 251), ({"max_episode_steps": 400}, 401)])
-def test_what_a_task_of_playground_does_at_its_own_limit_is_beyond_ours(changes, counts_to, monkeypatch):
-    """AlohaHandOver begins anew there by itself, and pays once more what it has paid."""
+def overrides_of(monkeypatch, **changes):
+    """What Playground is asked to make a task with, which it is not then."""
     need("playground")
-    config, _ = parse(
-        node_of("playground/cartpole_balance") | {"id": "AlohaHandOver"} | changes, playground.Config, "env"
-    )
+    config, _ = parse(node_of("playground/cartpole_balance") | changes, playground.Config, "env")
     asked = []
 
     def load(name, config_overrides):
-        asked.append((name, config_overrides["episode_length"]))
+        asked.append((name, config_overrides))
         raise OSError("not made")
 
     monkeypatch.setattr("mujoco_playground.registry.load", load)
     monkeypatch.setattr(playground, "_with_models", lambda name, load: load())
-    with pytest.raises(ConfigError, match=r"^env\.id: AlohaHandOver cannot be made \(OSError: not made\)"):
+    with pytest.raises(ConfigError, match=rf"^env\.id: {config.id} cannot be made \(OSError: not made\)"):
         playground._task.__wrapped__(config)
-    assert asked == [("AlohaHandOver", counts_to)]
+    ((name, overrides),) = asked
+    assert name == config.id
+    return overrides
+
+
+@pytest.mark.parametrize(("changes", "counts_to"), [({}, 251), ({"max_episode_steps": 400}, 401)])
+def test_what_a_task_of_playground_does_at_its_own_limit_is_beyond_ours(changes, counts_to, monkeypatch):
+    """AlohaHandOver begins anew there by itself, and pays once more what it has paid."""
+    assert overrides_of(monkeypatch, id="AlohaHandOver", **changes)["episode_length"] == counts_to
+
+
+def test_physics_is_asked_for_in_jax_where_a_task_has_a_choice(monkeypatch):
+    """AeroCubeRotateZAxis has none, and refuses a setting that it does not have."""
+    assert overrides_of(monkeypatch, id="AlohaHandOver")["impl"] == "jax"
+    assert overrides_of(monkeypatch, id="AlohaHandOver", kwargs={"impl": "warp"})["impl"] == "warp"
+    assert "impl" not in overrides_of(monkeypatch, id="AeroCubeRotateZAxis")
 
 
 @pytest.mark.parametrize(
