@@ -40,7 +40,7 @@ HEAD_OF_IDS = ["suite and id", "observation", "actions", "limit", "CPU µs a ste
 HEAD = ["option", "observation", "actions", "limit", "ends by", "CPU µs a step", "random", "PPO"]
 NUM_ENVS, NUM_STEPS, TRAIN_STEPS = 64, 1000, 100_000
 TIMEOUT_S = 1800.0  # of a training; programs of bodies compile for minutes
-STEPS_OF_BODIES = 200  # of ids: a step of a robot takes a millisecond and more
+FEW_STEPS = 200  # of ids of bodies and of pictures of Craftax: a step takes a millisecond and more
 MOST_STEPS = 10_000  # of one random episode: those of Craftax end long before their limit of 100,000
 
 
@@ -136,8 +136,8 @@ def _parts(option: str, chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield {"observation": observed(env.spec), "actions": actions, "limit": env.spec.max_episode_steps}
     if not (chosen.specs or chosen.trained):
         num_steps = min(max(env.spec.max_episode_steps, NUM_STEPS), MOST_STEPS)
-        bodies = option.startswith(("brax:", "playground:"))
-        yield _random(env, num_steps=min(num_steps, STEPS_OF_BODIES) if bodies else num_steps) | {"measured": _now()}
+        dear = option.startswith(("brax:", "craftax:", "playground:"))
+        yield _random(env, num_steps=min(num_steps, FEW_STEPS) if dear else num_steps) | {"measured": _now()}
     if not (chosen.specs or chosen.untrained or ":" in option):
         yield {"ppo": _trained(option), "ppo_entropy_coef": None}
 

@@ -35,7 +35,6 @@ class Case(NamedTuple):
 CASES = (
     Case("gymnax/cartpole", (64, 1024), 524_288, 524_288),
     Case("craftax/classic", (64, 1024), 4_096, 32_768),
-    Case("craftax/full", (64, 1024), 2_048, 32_768),
     Case("playground/cheetah_run", (64, 256), 1_024, 0, together=True),
 )
 

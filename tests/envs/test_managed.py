@@ -109,8 +109,9 @@ def test_terms_of_a_body_are_its_task_and_bodies_differ(option):
     node = node_of(suite) | node_of(option) | {"max_episode_steps": 10}
     lists = {k: node_of(f"../{k}/{suite}")[k] for k in ("observations", "rewards", "terminations")}
     lists |= {k: [] for k in ("commands", "events", "randomisation", "curriculum")}
-    actions = ACTIONS[:14]
-    theirs = played(build_env(option, max_episode_steps=10), actions)[0]
+    plain = build_env(option, max_episode_steps=10)
+    actions = jnp.broadcast_to(ACTIONS[:14], (14, B, *plain.spec.action.shape))
+    theirs = played(plain, actions)[0]
     ours = played(build_env("managed", inner=node, **lists), actions)[0]
     np.testing.assert_allclose(ours.obs["observed"], theirs.obs, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(ours.reward, theirs.reward)
