@@ -76,7 +76,7 @@ def main(arguments: list[str], say: Say) -> int:
     path, failed = OF_IDS if no_file else KEPT, False
     for option in [] if chosen.table else chosen.options or every:
         say(option)
-        row = _kept(path).get(option, {})
+        row = {key: x for key, x in _kept(path).get(option, {}).items() if key != "refused"}
         try:
             for part in _parts(option, chosen):
                 row = ({} if no_file else {"ends_by": "either"}) | row | part
