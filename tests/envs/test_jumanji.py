@@ -12,8 +12,8 @@ from rlexp.config import ConfigError
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("option", "left"), [("jumanji/tetris", 0), ("jumanji/bin_pack", 0), ("jumanji/flat_pack", 0)])
-def test_an_allowed_move_is_never_an_illegal_one(option, left):
+@pytest.mark.parametrize("option", ["jumanji/tetris", "jumanji/bin_pack", "jumanji/flat_pack"])
+def test_an_allowed_move_is_never_an_illegal_one(option):
     """These games end at once by an illegal move: who only takes what the flat mask allows ends where nothing is left."""
     env = build(option)
     draw, num_envs = draws(env, 32), 32
