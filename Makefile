@@ -59,7 +59,7 @@ test-hydra14: $(STAMP) $(HYDRA14)/.stamp  ## The tests of sweeps, on Hydra 1.4
 test-reverb: $(STAMP) $(REVERB)/.stamp  ## Replay against a real Reverb server
 	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=880 tests/replay/test_against_reverb.py $(ARGS)
 
-# As heavy: when the reader of records has changed, and before a release.
+# 2 GB in an environment of its own: continuous integration has it with every fourth commit.
 test-tensorflow: $(STAMP) $(TENSORFLOW)/.stamp  ## Records of driving against TensorFlow's own reader and writer
 	$(COMPILED_QUICKLY) $(PYTEST) -o faulthandler_timeout=880 tests/envs/test_womd_against_tensorflow.py $(ARGS)
 

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -39,6 +39,27 @@ def refused_by_all() -> Iterator[None]:
         first = next((text for text in of_everyone(said, _BUILT_S) if text is not None), None)
         if first is not None:
             raise _Told(first) from cause
+
+
+def same_in_all(found: Mapping[str, object], timeout_s: int, *, why: str) -> None:
+    """Of several processes all must call it at the same place, and within no failure of one of them.
+
+    Raises:
+      ConfigError: in all processes, where one has found something else, or nothing, at a path; `why` that matters.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    first, *others = of_everyone(found, timeout_s)
+    for i, theirs in enumerate(others, start=1):
+        for path in sorted(first.keys() | theirs.keys()):
+            a, b = (repr(of_one[path]) if path in of_one else "nothing" for of_one in (first, theirs))
+            if a != b:
+                raise ConfigError(f"{path}: {a} in process 0 and {b} in process {i}; {why}")
+
+
+def same_files(found: Mapping[str, object]) -> None:
+    """`same_in_all` of what each process has read, or is about to."""
+    same_in_all(found, _BUILT_S, why="all processes of a run read the same files")
 
 
 def of_everyone(value: Any, timeout_s: int) -> list[Any]:

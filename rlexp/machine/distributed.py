@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 
 from rlexp.config import ConfigError, ProcessesConfig
 from rlexp.storage import store
-from rlexp.together import of_everyone
+from rlexp.together import same_in_all
 from rlexp.types import PyTree
 
 _AGREE_S = 60  # that a process may be behind another
@@ -242,14 +242,8 @@ def agree(settings: Mapping[str, object]) -> None:
     global _agreed
     if jax.process_count() == 1:
         return
-    everyone = of_everyone(settings, _AGREE_S)
-    for i, theirs in enumerate(everyone):
-        for path in sorted(everyone[0].keys() | theirs.keys()):
-            if everyone[0].get(path) != theirs.get(path):
-                raise ConfigError(
-                    f"{path}: {everyone[0].get(path)!r} in process 0 and {theirs.get(path)!r} in process {i}; the processes of "
-                    "a run are started with the same settings, but for processes.index"
-                )
+    why = "the processes of a run are started with the same settings, but for processes.index"
+    same_in_all(settings, _AGREE_S, why=why)
     _agreed = True
 
 

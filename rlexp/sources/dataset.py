@@ -20,6 +20,7 @@ from rlexp.config import Bytes, ConfigError, Count, Flag, Host, Text, schema
 from rlexp.envs.base import Env, HostEnv, action_struct
 from rlexp.recorded import reading, spaces, windows
 from rlexp.sources.base import HostSource, no_feedback
+from rlexp.together import refused_by_all, same_files
 from rlexp.types import Batch, EnvSpec, Key, Mean, Metrics, TimeStep, Trajectory
 
 GIVES = "recorded"
@@ -88,12 +89,14 @@ def make(config: Config, *, env: Env | HostEnv, algorithm: Algorithm, num_shards
         return data, read
 
     def check() -> None:
-        try:
-            data, read = open_it()
-            windows.pool_of(data, read, sorted({0, len(data.lengths) - 1}), returns_to_go=False)
-        except reading.Unreadable as error:
-            raise ConfigError(f"{reading.KEY}: {error}") from error
-        data.close()
+        with refused_by_all():
+            try:
+                data, read = open_it()
+                windows.pool_of(data, read, sorted({0, len(data.lengths) - 1}), returns_to_go=False)
+            except reading.Unreadable as error:
+                raise ConfigError(f"{reading.KEY}: {error}") from error
+            data.close()
+        same_files({f"{reading.KEY}: {data.id}": f"{len(data.lengths)} episodes, digest {data.identity:08x}"})
 
     def init(key: Key, policy: Any) -> Data:
         del policy

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from suites import build_env
-from support import fingerprint
+from support import QUIET, SMALL, fingerprint, rows
 
+import rlexp
 from rlexp.config import ConfigError
 from rlexp.envs.driving import rewards
 from rlexp.envs.driving.geometry import SPACING, at_station
@@ -443,6 +445,17 @@ def test_a_run_goes_on_with_its_records_wherever_they_lie_and_with_no_others(wor
     check_same(here | {key: "/once/upon"}, there)  # of a checkpoint from before paths were free
     with pytest.raises(ConfigError, match=r"^env\.data: 'crc32 .*' is not what the checkpoint was made with \('crc32 "):
         check_same(here, others)
+
+
+@pytest.mark.slow
+def test_a_driver_of_layouts_is_evaluated_and_filmed_in_records(folder, tmp_path):
+    drives_in = ["env=driving/straight", "env.observed_leader=true", "eval.at_start=false"]
+    rlexp.train([*QUIET, *SMALL, *drives_in, "eval.every_env_steps=null"], {"hydra.run.dir": tmp_path / "run"})
+    line = ["run=eval", f"resume={tmp_path / 'run'}", "env=womd", f"env.path={folder}", "env.observed_leader=true"]
+    told = rlexp.train([*QUIET, *line, "eval.num_episodes=4", "eval.video=gif"], {"hydra.run.dir": tmp_path / "eval"})
+    with Image.open(told.dir / "video.gif") as film:
+        assert film.size == (360, 360) and film.n_frames > 10
+    assert 0 < rows(told.dir)[-1]["eval/env/progress_ratio"] <= 1
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])

@@ -1,6 +1,7 @@
 """Records of the Waymo Open Motion Dataset: what is written is read, each process reads its own, and what is damaged is told."""
 
 import re
+import shutil
 import struct
 import sys
 
@@ -225,6 +226,16 @@ def test_no_link_and_no_file_that_comes_meanwhile_is_overwritten(drives, tmp_pat
     assert sorted(tmp_path.iterdir()) == [dangling, late]
     with pytest.raises(ConfigError, match=r"^'.*/nowhere/x' cannot be written \(No such file or directory\)$"):
         features.write(tmp_path / "nowhere" / "x", drives[:1])
+
+
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_a_link_to_nothing_is_no_file_to_leave_out(pattern, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "all")
+    (tmp_path / "all" / "z.tfrecord").symlink_to("/nowhere/x")
+    with pytest.raises(
+        ConfigError, match=r"^env\.path: '.*/z\.tfrecord' is a link to '/nowhere/x', which is not there$"
+    ):
+        tfrecord.files(str(tmp_path / "all" / pattern))
 
 
 def test_hidden_files_of_a_folder_are_not_read(drives, tmp_path):

@@ -92,7 +92,7 @@ def read(
         yield number, where, checked(found, f"{tfrecord.KEY}: {where}")
 
 
-def write(path: Path, scenes: Iterable[Mapping[str, np.ndarray]]) -> int:
+def write(path: str | Path, scenes: Iterable[Mapping[str, np.ndarray]]) -> int:
     """Makes a file of records; gives how many. Raises ConfigError for features that are none of the format's."""
 
     def encoded() -> Iterator[bytes]:
@@ -102,7 +102,7 @@ def write(path: Path, scenes: Iterable[Mapping[str, np.ndarray]]) -> int:
                 raise ConfigError(f"{where}: {unknown[0]} is no feature{nearest(unknown[0], TABLE)}")
             yield example.encode(checked(features, where))
 
-    return tfrecord.write(path, encoded())
+    return tfrecord.write(Path(path), encoded())
 
 
 def checked(features: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:

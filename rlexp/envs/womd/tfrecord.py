@@ -28,7 +28,7 @@ def files(path: str) -> list[Path]:
     Of a folder without hidden files, which a writer that was killed leaves, or another system.
 
     Raises:
-      ConfigError: there are none; it says what there is.
+      ConfigError: there are none, and it says what there is; or one is a link to nothing.
     """
     try:
         return _found(path)
@@ -41,13 +41,21 @@ def _found(path: str) -> list[Path]:
     if place.is_file():
         return [place]
     if place.is_dir():
-        if found := sorted(p for p in place.iterdir() if "tfrecord" in p.name and p.name[0] != "." and p.is_file()):
+        if found := _to_read(p for p in place.iterdir() if "tfrecord" in p.name and p.name[0] != "."):
             return found
         raise ConfigError(f'{KEY}: {path!r} has no file with "tfrecord" in its name; {_told(place)}')
-    if found := sorted(Path(p) for p in glob.glob(str(place)) if os.path.isfile(p)):
+    if found := _to_read(map(Path, glob.glob(str(place)))):
         return found
     parent = next(p for p in place.absolute().parents if p.is_dir())
     raise ConfigError(f"{KEY}: {path!r} is not there; {_told(parent)}")
+
+
+def _to_read(paths: Iterable[Path]) -> list[Path]:
+    """The files among them, in order."""
+    found = sorted(p for p in paths if not p.is_dir())
+    if gone := [p for p in found if not p.exists()]:
+        raise ConfigError(f"{KEY}: {str(gone[0])!r} is a link to {os.readlink(gone[0])!r}, which is not there")
+    return [p for p in found if p.is_file()]
 
 
 def _told(folder: Path) -> str:

@@ -26,7 +26,7 @@ from rlexp.envs.driving.vehicle import DT, MAX_ACCELERATION, MAX_CURVATURE, Ego,
 from rlexp.envs.womd import features, scenes, tfrecord
 from rlexp.envs.womd.draw import drawer
 from rlexp.envs.womd.scenes import NUM_STEPS, Scene, Sizes
-from rlexp.together import refused_by_all
+from rlexp.together import refused_by_all, same_files
 from rlexp.types import Continuous, EnvSpec, Key, PyTree
 
 _ARRIVED = 1.0  # m before the end of the route
@@ -152,7 +152,9 @@ def pool(path: str | None, most: int, sizes: Sizes, speed_limit: float) -> Scene
             f"{tfrecord.KEY}: null is not allowed; expected a TFRecord file of WOMD's tf.Example records, a folder of them, or a "
             "pattern"
         )
-    stamps = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in tfrecord.files(path))
+    with refused_by_all():
+        stamps = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in tfrecord.files(path))
+    same_files({f"{tfrecord.KEY}: {file.name}": f"{size} bytes" for file, size, _ in stamps})
     return _read(path, stamps, most, sizes, speed_limit)
 
 
