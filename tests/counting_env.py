@@ -9,6 +9,8 @@ from rlexp.config import Host, Resets, schema
 from rlexp.envs.base import Env, Transition, episodic
 from rlexp.types import Discrete, EnvSpec
 
+RESETS: list[Any] = []  # each that was traced
+
 
 @schema
 class Config:
@@ -30,6 +32,7 @@ def make(config: Config) -> Env:
         return {"action_mask": jnp.ones((5,), bool), "done": done, "time": time.astype(jnp.float32)}
 
     def reset(key: Any, params: Any) -> Any:
+        RESETS.append(key)
         return jnp.zeros((), jnp.int32), see(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     def step(key: Any, time: Any, action: Any, params: Any) -> Transition:

@@ -29,6 +29,7 @@ class Once(NamedTuple):
     reset: Callable
     step: Callable
     of: Batched | None
+    go_on: Callable | None  # a step that never resets, of one environment
 
 
 class Env(NamedTuple):
@@ -56,20 +57,27 @@ class Env(NamedTuple):
 
 def batched(env: Env) -> Batched:
     """As many environments as there are keys: those of `env.batch`, or `env` under vmap."""
-    return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step), waits=False)
+    once = _still(env)
+    go_on = None if once is None or once.go_on is None else jax.vmap(once.go_on)
+    return env.batch or Batched(jax.vmap(env.reset), jax.vmap(env.step), go_on=go_on, waits=False)
 
 
-def with_once(env: Env, once: Batched) -> Env:
-    """The environment with a batch of one episode each."""
-    return env._replace(once=Once(once, env.reset, env.step, env.batch))
+def with_once(env: Env, once: Batched, go_on: Callable | None = None) -> Env:
+    """The environment with a batch of one episode each, and maybe a step of its own that never resets."""
+    return env._replace(once=Once(once, env.reset, env.step, env.batch, go_on))
 
 
 def once_of(env: Env) -> Batched | None:
     """The batch of `Env.once`, unless the environment has got other functions since."""
+    once = _still(env)
+    return None if once is None else once.batch
+
+
+def _still(env: Env) -> Once | None:
     made = env.once
     if made is None or made.reset is not env.reset or made.step is not env.step or made.of is not env.batch:
         return None
-    return made.batch
+    return made
 
 
 def batched_once(env: Env) -> Batched:
@@ -215,7 +223,7 @@ def episodic(
         assert draw is not None
         return draw(state.inner.inner if isinstance(state.inner, Tallied) else state.inner, state.params)
 
-    return with_once(Env(spec, reset_env, step_env, batch, draw=drawn if draw else None), once)
+    return with_once(Env(spec, reset_env, step_env, batch, draw=drawn if draw else None), once, go_on)
 
 
 def _first(obs: PyTree, info: PyTree) -> TimeStep:

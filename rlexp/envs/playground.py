@@ -86,7 +86,7 @@ def _task(config: Config) -> tuple[Any, int]:
     if "episode_length" in config.kwargs:
         raise ConfigError("env.kwargs.episode_length: set env.max_episode_steps instead")
     if "action_repeat" in config.kwargs:  # Playground leaves it to its trainers' wrapper
-        raise ConfigError("env.kwargs.action_repeat: set env.action_repeat of env=wrapped instead")
+        raise ConfigError("env.kwargs.action_repeat: env=wrapped repeats actions, by an action_repeat of its own")
     for name in ("ctrl_dt", "sim_dt"):  # which nobody holds to be positive
         if isinstance(seconds := config.kwargs.get(name, 1.0), int | float) and not 0 < seconds < math.inf:
             raise ConfigError(f"env.kwargs.{name}: {seconds} is not allowed; expected seconds, greater than 0")

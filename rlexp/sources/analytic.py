@@ -9,6 +9,8 @@ answers to it too. With it the gradient of J is sum_t dJ/de_t · dpi(s_t)/dtheta
 algorithm's update. Windows are truncated: what the environment was at their beginning is given.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -90,7 +92,8 @@ def make(config: Config, *, env: Env, algorithm: Algorithm, num_envs: int, num_s
             return jnp.sum(returns(batch.trajectory, config.hp.gamma)), (after, batch, metrics)
 
         nothing = jnp.zeros((num_steps, num_envs, *shape), jnp.float32)
-        gradient, (after, batch, metrics) = jax.grad(played, has_aux=True)(nothing)
+        with _told_of_loops(env.spec.name):
+            gradient, (after, batch, metrics) = jax.grad(played, has_aux=True)(nothing)
         rows = batch.trajectory
         last = jnp.zeros((1, *gradient.shape[1:]), gradient.dtype)
         extras = dict(rows.extras) | {"return_gradient": jnp.concatenate([gradient, last])[None]}
@@ -114,6 +117,20 @@ def returns(rows: Any, gamma: Any) -> Float[Array, " B"]:
     steps = jax.tree.map(lambda x: x[:-1], (reward, discount, first, valid))
     (_, total), _ = jax.lax.scan(add, (ones, jnp.zeros_like(ones)), steps)
     return total / (reward.shape[0] - 1)
+
+
+@contextlib.contextmanager
+def _told_of_loops(name: str) -> Iterator[None]:
+    """JAX's refusal as a ConfigError: only who traces a world knows what is within it."""
+    try:
+        yield
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work" not in str(error):
+            raise
+        raise ConfigError(
+            f"env: a step of {name} has a loop that ends when it is done (lax.while_loop), and source=analytic cannot "
+            "differentiate through it; expected an environment whose loops have a fixed length"
+        ) from error
 
 
 def _remat(env: Env) -> Any:

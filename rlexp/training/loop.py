@@ -291,7 +291,8 @@ class Reports:
             return
         self._told_of_waiting = True
         self._pack.progress.warn(
-            f"{share:.0%} of the last environment steps wait for a reset; a larger env.resets, share or auto, loses less"
+            f"{share:.0%} of the last environment steps wait for a reset; a larger env.resets, or env.inner.resets, share or auto, "
+            "loses less"
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 from support import build, rows, train
 
 from rlexp.config import ConfigError
+from rlexp.sources import analytic
 
 SMALL = (
     "algo=apg",
@@ -99,3 +100,26 @@ def test_choices_and_other_sources_are_refused():
         build("algo=apg", "env=gymnax/pendulum", "source=rollout")
     with pytest.raises(ConfigError, match=r"^algo\.source\.module: rlexp\.sources\.analytic differentiates by actions"):
         build("algo=ppo", "source=analytic", "env=gymnax/cartpole")
+
+
+def test_a_world_with_a_loop_that_nothing_goes_back_through_is_told_in_one_line():
+    """MJX's solvers have one, for most of Playground's bodies: JAX's own words say nothing of the environment."""
+    built, source, state = parts()
+    env, policy = built.env_of(built.settings), built.algorithm.policy(state, True)
+
+    def step(state: Any, action: Any) -> Any:
+        return env.step(state, jax.lax.while_loop(lambda x: jnp.abs(x).max() > 9.0, lambda x: x / 2, action))
+
+    looped = analytic.make(
+        built.config.algo.source,
+        env=env._replace(step=step),
+        algorithm=built.algorithm,
+        num_envs=6,
+        num_steps=8,
+        num_shards=1,
+    )
+    data = jax.eval_shape(source.init, jax.random.key(0), policy)
+    with pytest.raises(
+        ConfigError, match=r"^env: a step of Pendulum-v1 has a loop that ends when it is done .*; expected "
+    ):
+        jax.eval_shape(looped.next, data, policy)

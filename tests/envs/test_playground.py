@@ -25,7 +25,7 @@ def test_playgrounds_own_limit_is_not_set_beside_ours():
 
 def test_a_repeat_of_actions_is_not_a_setting_of_playgrounds():
     with pytest.raises(
-        ConfigError, match=r"^env\.kwargs\.action_repeat: set env\.action_repeat of env=wrapped instead$"
+        ConfigError, match=r"^env\.kwargs\.action_repeat: env=wrapped repeats actions, by an action_repeat of its own$"
     ):
         made("playground", id="CartpoleBalance", kwargs={"action_repeat": 2})
 

@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import counting_env
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import SMALL, build, train
+from suites import need
+from support import SMALL, StopAfter, assert_same, build, train
 
 from rlexp.config import ConfigError, parse
 from rlexp.envs import wrapped
 from rlexp.envs.base import batched, batched_once
 from rlexp.envs.waiting import Batched
+from rlexp.training.loop import Resume
 
 B, T = 3, 40
 PLAIN = {"sticky": 0.0, "action_repeat": 1, "reward_clip": None, "observation_noise": 0.0, "frame_stack": 1}
@@ -130,18 +133,18 @@ def test_what_is_forbidden_is_neither_repeated_nor_done_once_more(changes, choic
     assert np.flatnonzero(told.last).tolist() == [6, 14, 22, 30, 38]
 
 
-@pytest.mark.parametrize("resets", [2, "share", "auto"])
+@pytest.mark.parametrize("resets", [None, 2, "share", "auto"])
 def test_the_repeats_of_an_action_make_no_resets(resets):
     """They would be thrown away: what ends within an action begins anew with the next one."""
-    programs = []
-    for repeats in (1, 3):
-        envs = batched(made(resets, action_repeat=repeats))
-        state, _ = envs.reset(jax.random.split(jax.random.key(0), B))
-        programs.append(str(jax.make_jaxpr(envs.step)(state, jnp.asarray(ACTIONS[0]))).count("top_k"))
     inner = {"module": "rlexp.envs.wrapped", "inner": {"module": "counting_env", "resets": resets}} | PLAIN
-    envs = batched(made(inner=inner, action_repeat=2))
-    state, _ = envs.reset(jax.random.split(jax.random.key(0), B))
-    programs.append(str(jax.make_jaxpr(envs.step)(state, jnp.asarray(ACTIONS[0]))).count("top_k"))
+    made_of = [made(resets, action_repeat=repeats) for repeats in (1, 3)] + [made(inner=inner, action_repeat=2)]
+    programs = []
+    for env in made_of:
+        envs = batched(env)
+        state, _ = envs.reset(jax.random.split(jax.random.key(0), B))
+        counting_env.RESETS.clear()
+        jax.make_jaxpr(envs.step)(state, jnp.asarray(ACTIONS[0]))
+        programs.append(len(counting_env.RESETS))
     assert programs[0] == programs[1] == programs[2] > 0
 
 
@@ -195,11 +198,23 @@ def test_one_alone_is_as_in_a_batch():
 
 
 @pytest.mark.slow
-def test_it_is_composed_and_trains(tmp_path):
-    wraps = ["env=wrapped", "env@env.inner=probe/recall", "env.frame_stack=2", "env.reward_clip=0.5"]
-    assert build(*wraps).spec.observation.shape == (2,)
-    (summary,) = train(tmp_path, *wraps, *SMALL)
-    assert summary["status"] == "finished"
+@pytest.mark.parametrize("inner", ["probe/recall", "jumanji/tetris", "managed"])
+def test_all_of_them_are_composed_before_a_world_and_resume_exactly(inner, tmp_path):
+    """Of Jumanji's actions several are taken at once, under a mask of all of them; a world of terms is one within another."""
+    if inner.startswith("jumanji"):
+        need("jumanji")
+    wraps = ["env=wrapped", f"env@env.inner={inner}", "env.sticky=0.25", "env.action_repeat=2", "env.reward_clip=0.5"]
+    wraps += [
+        "env.observation_noise=0.1",
+        "env.frame_stack=3",
+        *SMALL,
+        "total_env_steps=1024",
+        "checkpoint.every_updates=2",
+    ]
+    train(tmp_path / "one", *wraps)
+    train(tmp_path / "two", *wraps, stop=StopAfter(1))
+    train(tmp_path / "two", *wraps, resume=Resume(tmp_path / "two" / "0", "all"))
+    assert_same(tmp_path / "two" / "0", tmp_path / "one" / "0")
 
 
 def test_bad_input():
