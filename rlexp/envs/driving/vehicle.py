@@ -14,7 +14,7 @@ SIZE = (4.6, 1.9)  # m, length and width of every vehicle
 MAX_ACCELERATION = 6.0  # m / s²
 MAX_CURVATURE = 0.3  # 1 / m
 
-# IDM, with the comfortable values of Treiber et al., table I, for a city
+# IDM's s0 and delta are those of Treiber et al., table I; the others are more lively, for a city
 _ACCELERATION = 2.0  # m / s²
 _BRAKING = 3.0  # m / s²
 _HEADWAY = 1.2  # s
