@@ -16,7 +16,7 @@ _FACTORS = {
         "body_inertia",
         "body_subtreemass",
     ),
-    "friction": ("geom_friction",),
+    "friction": ("geom_friction", "pair_friction"),
     "gravity": ("gravity", "opt.gravity"),
     "gear": ("actuator.gear", "actuator_gear"),
 }

@@ -14,7 +14,9 @@ from support import SMALL, StopAfter, assert_same, build, rows, train
 
 from rlexp.compose import search_path
 from rlexp.config import ConfigError, parse
+from rlexp.envs import brax
 from rlexp.envs.base import batched
+from rlexp.envs.body_world import FACTORS
 from rlexp.envs.managers import acting, managed
 from rlexp.training.loop import Resume
 
@@ -123,6 +125,30 @@ def test_terms_of_a_body_are_its_task_and_bodies_differ(option):
     assert len(np.unique(mass)) == B and np.abs(mass - 1).max() <= 0.2
     assert np.abs(told.obs["observed"][1] - theirs.obs[1]).max() > 1e-3
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(told))
+
+
+@pytest.mark.slow
+def test_each_factor_of_a_body_changes_how_it_moves():
+    """An ant that falls onto its feet and pushes: its steps under factors that differ one at a time."""
+    need("brax")
+    config, _ = parse(node_of("brax/ant"), brax.Config, "env")
+    world, most = brax.world(config), 30
+
+    @jax.jit
+    @jax.vmap
+    def moved(params: Any) -> Any:
+        def step(state: Any, _: None) -> Any:
+            state, _ = world.step(jax.random.key(0), state, jnp.full((8,), 0.5), params)
+            return state, state.pipeline_state.q
+
+        return jax.lax.scan(step, world.reset(jax.random.key(0), params), length=most)[1]
+
+    told = {name: np.ones(len(FACTORS) + 1, np.float32) for name in FACTORS}
+    for i, name in enumerate(FACTORS, start=1):
+        told[name][i] = 1.5
+    own, *others = moved(told)
+    for name, other in zip(FACTORS, others, strict=True):
+        assert np.isfinite(other).all() and np.abs(other - own).max() > 1e-3, name
 
 
 def test_the_contract_of_environments_holds():

@@ -1,5 +1,6 @@
 """MuJoCo Playground: its own limit and repeats, the models of its robots, what policy and critic see, and terms over a robot."""
 
+import copy
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,8 @@ from support import train
 from rlexp.config import ConfigError, parse
 from rlexp.envs import playground
 from rlexp.envs.base import batched
+from rlexp.envs.body_world import FACTORS, scaled
+from rlexp.envs.playground_world import _FACTORS as FACTORS_OF
 from rlexp.types import Groups
 
 
@@ -143,6 +146,30 @@ GO1 = (
     "rewards=playground",
     "terminations=playground",
 )
+
+
+@pytest.mark.parametrize("robot", ["Go1JoystickFlatTerrain", "G1JoystickFlatTerrain"])
+def test_friction_is_that_of_all_contacts(robot):
+    """G1's feet and the floor are pairs, which have numbers of their own. By MuJoCo itself, of the robot as it stands."""
+    need("playground")
+    import mujoco
+
+    config, _ = parse(node_of("playground") | {"id": robot}, playground.Config, "env")
+    task, _ = playground._task(config)
+    model = copy.deepcopy(task.mj_model)
+
+    def of_contacts():
+        data = mujoco.MjData(model)
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+        mujoco.mj_forward(model, data)
+        return data.contact.friction.copy()
+
+    before = of_contacts()
+    for name, value in scaled(task.mjx_model, FACTORS_OF, dict.fromkeys(FACTORS, 1.0) | {"friction": 2.0}).items():
+        if "friction" in name:
+            getattr(model, name)[:] = value
+    assert len(before)
+    np.testing.assert_allclose(of_contacts(), 2 * before, rtol=1e-6)
 
 
 @pytest.mark.slow
