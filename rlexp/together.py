@@ -58,7 +58,7 @@ def same_in_all(found: Mapping[str, object], timeout_s: int, *, why: str) -> Non
 
 
 def same_files(found: Mapping[str, object]) -> None:
-    """`same_in_all` of what each process has read, or is about to."""
+    """`same_in_all` of the files that each process has read."""
     same_in_all(found, _BUILT_S, why="all processes of a run read the same files")
 
 

@@ -145,22 +145,20 @@ def pool(path: str | None, most: int, sizes: Sizes, speed_limit: float) -> Scene
     """The scenes of the first `most` records, along a first axis; of several processes each reads its share, and all get all.
 
     Raises:
-      ConfigError: there are none, or a record cannot be read.
+      ConfigError: there are none, a record cannot be read, or another process has other files.
     """
     if path is None:
         raise ConfigError(
             f"{tfrecord.KEY}: null is not allowed; expected a TFRecord file of WOMD's tf.Example records, a folder of them, or a "
             "pattern"
         )
-    with refused_by_all():
-        stamps = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in tfrecord.files(path))
-    same_files({f"{tfrecord.KEY}: {file.name}": f"{size} bytes" for file, size, _ in stamps})
+    stamps = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in tfrecord.files(path))
     return _read(path, stamps, most, sizes, speed_limit)
 
 
 @functools.lru_cache(maxsize=2)  # a program asks several times for its environment
 def _read(path: str, stamps: tuple, most: int, sizes: Sizes, speed_limit: float) -> Scene:
-    del stamps  # files that have changed are read again
+    # By the stamps files that have changed are read again.
     processes, process = jax.process_count(), jax.process_index()
     with refused_by_all():
         found = [
@@ -168,6 +166,7 @@ def _read(path: str, stamps: tuple, most: int, sizes: Sizes, speed_limit: float)
             for _, where, record in features.read(path, process=process, processes=processes, most=most)
         ]
     if processes > 1:
+        same_files({f"{tfrecord.KEY}: {file.name}": f"{size} bytes" for file, size, _ in stamps})
         found = _of_all(found, processes, sizes)
     if not found:
         raise ConfigError(f"{tfrecord.KEY}: {path!r} has no record")
