@@ -12,10 +12,8 @@ from rlexp.envs.suites import imported
 # that are told a force, and for those that are told a position.
 _FACTORS = {
     "mass": ("body_mass", "body_inertia", "body_subtreemass"),
-    "friction": (
-        "geom_friction",
-        "pair_friction",
-    ),  # of two that a model names as a pair, such as the feet of G1 and the floor
+    # The second is of two that a model names as a pair, such as the feet of G1 and the floor.
+    "friction": ("geom_friction", "pair_friction"),
     "gravity": ("opt.gravity",),
     "gear": ("actuator_gainprm", "actuator_biasprm"),
 }
