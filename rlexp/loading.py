@@ -15,6 +15,7 @@ from rlexp.algos.base import Algorithm
 from rlexp.config import Config, ConfigError, TwoValues, load_module, parse
 from rlexp.envs.base import Env, HostEnv
 from rlexp.experiment import Experiment
+from rlexp.machine import hardware
 from rlexp.sameness import TRACED
 from rlexp.storage import rundir, store
 from rlexp.training.evaluate import Episodes, evaluate
@@ -87,6 +88,7 @@ def load(run_dir: str | Path, *, node: Mapping[str, Any] | None = None) -> Agent
             raise ConfigError(f"load: {str(run_dir)!r} is no run directory (it has no config.yaml)")
         node = as_it_counted(dict(rundir.read_yaml(run_dir / "config.yaml")))
     config, modules = parse(node, Config)
+    hardware.enough_threads(1, hardware.decompositions(config.env))  # a notebook may have no JAX running yet
     checkpoint = load_module(modules["checkpoint"], "checkpoint")
     meta = checkpoint.latest_meta(store.checkpoints(run_dir))
     if meta is None:
@@ -120,8 +122,8 @@ def as_it_is_now(node: Mapping[str, Any], own: Mapping[str, Any], told: Mapping[
             *parts, last = path.split(".")
             inner, began = out, own
             for part in parts:
-                inner, began = inner[part], began[part]
-            if inner[last] == began[last]:
+                inner, began = inner.get(part, {}), began.get(part, {})
+            if last in inner and inner[last] == began.get(last):  # another environment has other ones
                 inner[last] = value
     return out
 

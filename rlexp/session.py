@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from rlexp import experiment as experiments
-from rlexp.config import Config, ConfigError, load_module
+from rlexp.config import Config, ConfigError
 from rlexp.envs.imports import reason
 from rlexp.experiment import Experiment
 from rlexp.loading import load
@@ -147,7 +147,7 @@ def connect(config: Config, num_members: int = 1) -> None:
         plan=config.run == "plan",
         num_processes=num_processes,
         num_members=num_members,
-        decompositions=decompositions(config.env),
+        decompositions=hardware.decompositions(config.env),
     )
     if config.run != "plan":
         distributed.start(config.processes, num_hosts=1 if config.hardware.emulate else config.hardware.hosts)
@@ -157,16 +157,6 @@ def connect(config: Config, num_members: int = 1) -> None:
             "host, such as hardware=cpu. Several processes can: train|check"
         )
     configure_jax(config)
-
-
-def decompositions(env: Any, path: str = "env") -> int:
-    """How many decompositions of matrices could run side by side in a step and a reset of an environment, and of one within it.
-
-    Its module says so, by a function `decompositions(config)`, which does not count one that needs what another one makes.
-    Others have none.
-    """
-    within, own = getattr(env, "inner", None), getattr(load_module(env.module, path), "decompositions", None)
-    return (own(env) if own else 0) + (decompositions(within, f"{path}.inner") if within is not None else 0)
 
 
 def configure_jax(config: Config) -> None:

@@ -19,8 +19,8 @@ from rlexp.envs.suites import observed, of_types, traced
 from rlexp.types import Key, PyTree
 
 FACTORS: tuple[str, ...] = ("mass", "friction", "gravity", "gear")
-# Gravity may be any. What has next to no mass has no finite acceleration.
-BOUNDS: Bounds = {"mass": (0.01, math.inf), "friction": (0.0, math.inf), "gear": (0.0, math.inf)}
+# Gravity may be any. What has next to no mass has no finite acceleration, and MJX divides by the square of a contact's friction.
+BOUNDS: Bounds = {"mass": (0.01, math.inf), "friction": (0.01, math.inf), "gear": (0.0, math.inf)}
 
 
 def body_world(

@@ -48,7 +48,7 @@ def world(config: Config) -> World:
 
 
 def decompositions(config: Config) -> int:
-    """Of matrices, in batches; see `rlexp.session.decompositions`."""
+    """Of matrices, in batches; see `rlexp.machine.hardware.decompositions`."""
     backend = config.kwargs.get("backend", "generalized")  # not checked yet
     return 3 if backend == "mjx" else 2 if backend == "generalized" else 0
 

@@ -65,7 +65,11 @@ def make(config: Config) -> Env:
 
 @remembered
 def world(config: Config) -> World:
-    """The same without a task, for terms."""
+    """The same without a task, for terms. Raises ConfigError too for what terms say instead."""
+    if config.privileged != "none":
+        raise ConfigError(
+            "env.privileged: terms say what the critic is told, such as critic=playground_locomotion; expected none"
+        )
     return playground_world(config, _task(config)[0], make(config))
 
 
@@ -75,7 +79,7 @@ def ids() -> list[str]:
 
 
 def decompositions(config: Config) -> int:
-    """Of matrices, in batches; see `rlexp.session.decompositions`."""
+    """Of matrices, in batches; see `rlexp.machine.hardware.decompositions`."""
     del config
     return 3
 

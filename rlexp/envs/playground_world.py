@@ -8,14 +8,14 @@ from rlexp.envs.body_world import another, body_world, scaled
 from rlexp.envs.managers.world import World
 from rlexp.envs.suites import imported
 
-# What a factor multiplies, by the names of MJX's Model. A motor's strength is that of gain and bias together: so it is for those
-# that are told a force, and for those that are told a position.
+# What a factor multiplies, by the names of MJX's Model. A motor's strength is that of gain and bias together, and the most that it
+# gives: so it is for those that are told a force, and for those that are told a position.
 _FACTORS = {
     "mass": ("body_mass", "body_inertia", "body_subtreemass"),
     # The second is of two that a model names as a pair, such as the feet of G1 and the floor.
     "friction": ("geom_friction", "pair_friction"),
     "gravity": ("opt.gravity",),
-    "gear": ("actuator_gainprm", "actuator_biasprm"),
+    "gear": ("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "jnt_actfrcrange"),
 }
 
 

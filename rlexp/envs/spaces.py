@@ -21,7 +21,7 @@ def action_of(name: str, space: Any) -> Discrete | MultiDiscrete | Continuous:
     if _is(space, "Box"):
         shape = tuple(space.shape)
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
-        bounded = (np.abs(low) < _ENDLESS) & (np.abs(high) < _ENDLESS)
+        bounded = is_bounded(low, high)
         if bounded.all():
             return Continuous(shape, -1.0, 1.0)
         return Continuous(shape, np.where(bounded, np.float32(-1), low), np.where(bounded, np.float32(1), high))
@@ -29,6 +29,11 @@ def action_of(name: str, space: Any) -> Discrete | MultiDiscrete | Continuous:
         f"env.name: the actions of {name} are a {type(space).__name__}; allowed: Discrete, MultiDiscrete and "
         "MultiBinary of one axis, Box"
     )
+
+
+def is_bounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Which entries have two bounds, and so are scaled to [-1, 1]. Some say "none" by the largest number that there is."""
+    return (np.abs(low) < _ENDLESS) & (np.abs(high) < _ENDLESS)
 
 
 def num_categories(space: Any) -> int | None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from rlexp.config import Bytes, ConfigError, Count, Flag, Host, NonNegative, Positive, schema
+from rlexp.config import Bytes, ConfigError, Count, Flag, Host, NonNegative, Positive, load_module, schema
 
 
 @schema
@@ -134,9 +134,7 @@ def prepare(
         )
     if config.emulate or config.platform == "cpu" or (plan and config.platform == "tpu"):
         jax.config.update("jax_platforms", "cpu")
-        if decompositions:
-            most = max(_wanted(config) // num_processes, min(num_members, _pack_devices(config)))
-            os.environ.setdefault("NPROC", str(_cpu_threads(most, decompositions)))
+        enough_threads(max(_wanted(config) // num_processes, min(num_members, _pack_devices(config))), decompositions)
     if config.emulate or (config.platform == "cpu" and num_processes < _wanted(config) <= _cores()):
         try:
             jax.config.update("jax_num_cpu_devices", _wanted(config) // num_processes)
@@ -149,6 +147,22 @@ def prepare(
     elif config.platform == "cpu" and num_members > 1 and num_processes == 1:
         with contextlib.suppress(RuntimeError):  # JAX has started: the devices that it has must do
             jax.config.update("jax_num_cpu_devices", min(num_members, _pack_devices(config)))
+
+
+def decompositions(env: Any, path: str = "env") -> int:
+    """How many decompositions of matrices could run side by side in a step and a reset of an environment, and of one within it.
+
+    Its module says so, by a function `decompositions(config)`, which does not count one that needs what another one makes.
+    Others have none.
+    """
+    within, own = getattr(env, "inner", None), getattr(load_module(env.module, path), "decompositions", None)
+    return (own(env) if own else 0) + (decompositions(within, f"{path}.inner") if within is not None else 0)
+
+
+def enough_threads(num_devices: int, decompositions: int) -> None:
+    """Asks for a pool that so many devices cannot fill, unless NPROC is set already. Must run before JAX starts."""
+    if decompositions:
+        os.environ.setdefault("NPROC", str(_cpu_threads(num_devices, decompositions)))
 
 
 def _cpu_threads(num_devices: int, decompositions: int) -> int:

@@ -66,7 +66,7 @@ def _about(member: Member, agent: Agent, resume_dir: Any) -> dict[str, Any]:
     return {
         "algorithm_name": member.experiment.modules["algo"].rpartition(".")[2],
         "rlexp_env": member.experiment.spec.name,
-        "rlexp_env_config": member.experiment.node["env"],
+        "rlexp_env_config": agent.experiment.node["env"],  # a member of a population may have other numbers now
         "rlexp_seed": config.seed,
         "rlexp_mode": config.record.mode,
         "rlexp_run": rundir.id_of(resume_dir),

@@ -150,7 +150,8 @@ def _names(folder: Path) -> list[str]:
     """Paths of the data sets below a folder, not deeper than ids are."""
     with contextlib.suppress(OSError):
         found = [p for depth in ("*", "*/*", "*/*/*") for p in folder.glob(f"{depth}/data/{METADATA}")]
-        return sorted(str(p.parents[1]) for p in found)
+        # Hidden is what a recording that was killed leaves.
+        return sorted(str(p.parents[1]) for p in found if not p.parents[1].name.startswith("."))
     return []
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from rlexp.config import ConfigError
 from rlexp.envs.base import HostEnv, action_struct, in_words
 from rlexp.envs.gymnasium import read_observations
+from rlexp.envs.spaces import is_bounded
 from rlexp.types import Continuous, Discrete, EnvSpec, MultiDiscrete, PyTree
 
 
@@ -117,6 +118,8 @@ def _actions(space: Any, wanted: Any, own: Any) -> Callable[[np.ndarray], np.nda
     if isinstance(space, spaces.MultiDiscrete) and isinstance(wanted, MultiDiscrete):
         starts = np.asarray(space.start)
         return (lambda x: x - starts) if tuple(space.nvec) == wanted.num_actions else None
+    if isinstance(space, spaces.MultiBinary) and isinstance(wanted, MultiDiscrete):
+        return (lambda x: x) if space.shape == (len(wanted.num_actions),) and set(wanted.num_actions) == {2} else None
     if not (isinstance(space, spaces.Box) and isinstance(wanted, Continuous)) or space.shape != tuple(wanted.shape):
         return None
     if _same_bounds(space, wanted):
@@ -130,7 +133,7 @@ def _actions(space: Any, wanted: Any, own: Any) -> Callable[[np.ndarray], np.nda
 def scale_of(own: Continuous) -> tuple[np.ndarray, np.ndarray]:
     """(middle, half of the range) of the entries that are scaled to [-1, 1], those with two bounds; (0, 1) of others."""
     low, high = (np.broadcast_to(np.asarray(x, np.float64), own.shape) for x in (own.low, own.high))
-    bounded = np.isfinite(low) & np.isfinite(high)
+    bounded = is_bounded(low, high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
     return (low + high) / 2, (high - low) / 2
 

@@ -244,10 +244,11 @@ def named_group(launcher: Any, sweep_dir: Path) -> Iterator[str]:
 def _check(groups: Sequence[Sequence[Job]], *, elsewhere: bool) -> None:
     """Builds one job of each pack, which differ in numbers only. Raises ConfigError."""
     from rlexp import session
+    from rlexp.machine import hardware
 
     most = max(map(at_once, groups), default=0)
     # JAX starts with the first, and whoever needs a larger pool of threads has to ask for it by then.
-    for group in sorted(groups, key=lambda group: -session.decompositions(group[0].config.env)):
+    for group in sorted(groups, key=lambda group: -hardware.decompositions(group[0].config.env)):
         lead, size = group[0], at_once(group)
         session.prepare(lead.node, lead.config, lead.modules, None, elsewhere=elsewhere, num_members=most, pack=size)
 

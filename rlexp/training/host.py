@@ -361,6 +361,13 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
 
             return play, own.close
 
+        def evaluate_once(state: PyTree, settings: Settings, update: int) -> Episodes:
+            play, close = player()
+            try:
+                return play(state, settings, update)
+            finally:
+                close()
+
         def refill(run: Run, update: int) -> Run:
             source, policy = own_source(), over.on_actor(explorer(run.state))
             key = jax.device_put(refill_key(seeds[0], update), over.actor)
@@ -368,7 +375,7 @@ def trace(experiments: Sequence[Experiment], layout: Layout) -> Traced:
             data, _ = filled(source, source.refill(key, policy, update), key, policy, update)
             return run._replace(data=data)
 
-        return Traced(abstract_run, settings_now, compile_all, lambda: player()[0], lower_learn, refill, of)
+        return Traced(abstract_run, settings_now, compile_all, lambda: evaluate_once, lower_learn, refill, of)
 
     return of(experiments)
 

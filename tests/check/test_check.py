@@ -1,7 +1,10 @@
 """`run=check`: a sound mesh passes, and what is wrong with another is seen."""
 
+import inspect
 import json
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import build
@@ -88,3 +91,35 @@ def test_what_is_wrong_fails(tmp_path, capsys, monkeypatch):
 )
 def test_how_far_curves_are_apart(one, all_of_them, apart):
     assert check._apart(np.array(one), np.array(all_of_them)) == apart
+
+
+def test_an_update_is_timed_without_what_comes_before_the_first():
+    """Resets, and what fills a memory."""
+    made, trained = [], []
+
+    def init():
+        made.append(len(made))
+        return jnp.zeros(())
+
+    def chunk(run, num_updates):
+        trained.append(num_updates)
+        return run + num_updates, {}
+
+    go_on = inspect.unwrap(check._chunks)(SimpleNamespace(init=init, chunk=chunk))
+    for _ in range(3):
+        go_on()
+    assert made == [0] and trained == [check.NUM_UPDATES] * 3
+
+
+@pytest.mark.slow
+def test_what_is_no_number_on_one_device_fails(tmp_path, monkeypatch):
+    """In whichever leaf it is."""
+    trained, calls = check._trained, []
+
+    def broken(compiled):
+        found = trained(compiled)
+        calls.append(compiled)
+        return found if len(calls) < 3 else found._replace(params=[*found.params[:-1], found.params[-1] * np.nan])
+
+    monkeypatch.setattr(check, "_trained", broken)
+    assert not check.check_run(Member(build(*SMALL), tmp_path, "c0ffee00"))

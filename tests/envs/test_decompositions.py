@@ -8,8 +8,8 @@ from jax.extend import core
 from suites import build_env, need, node_of
 from support import inner
 
-from rlexp import session
 from rlexp.config import load_module, parse
+from rlexp.machine import hardware
 
 DECOMPOSE = {"cholesky", "eig", "eigh", "hessenberg", "lu", "qr", "geqrf", "geqp3", "schur", "svd", "tridiagonal"}
 
@@ -86,7 +86,7 @@ def test_bodies_have_as_many_as_they_say(option, changes):
     actions = jax.ShapeDtypeStruct((2, *env.spec.action.shape), np.float32)
     # A fresh state may be made beside a step, which needs none of it.
     programs = jax.make_jaxpr(reset)(keys), jax.make_jaxpr(step)(states, actions)
-    assert sum(side_by_side(program.jaxpr) for program in programs) == session.decompositions(config)
+    assert sum(side_by_side(program.jaxpr) for program in programs) == hardware.decompositions(config)
 
 
 @pytest.mark.parametrize("backend", [None, 7, "nothing", [1], {"a": [1]}])
@@ -94,4 +94,4 @@ def test_physics_that_is_none_has_none(backend):
     """They are asked for before the environment is made, which refuses it."""
     node = node_of("brax/ant") | {"kwargs": {"backend": backend}}
     module = load_module(node["module"], "env")
-    assert session.decompositions(parse(node, module.Config, "env")[0]) == 0
+    assert hardware.decompositions(parse(node, module.Config, "env")[0]) == 0

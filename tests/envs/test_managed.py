@@ -330,6 +330,21 @@ def test_it_trains_in_the_driving_world(tmp_path):
             r"env\.observations\.0\.clip: \[1.*\] is not allowed",
         ),
         ({"observations": [{"function": "place", "scale": [1, 2, 3]}]}, r"0\.scale: .* which has shape \[2\]"),
+        *(
+            (
+                {"observations": [{"function": "time_left", "modifiers": [modifier]}]},
+                rf"0\.modifiers\.0\.params\.{name}: \[3\] numbers have no place in what is observed, which has shape \[\]",
+            )
+            for name, modifier in (
+                ("value", {"function": "bias", "params": {"value": [1, 2, 3]}}),
+                ("value", {"function": "scale", "params": {"value": [1, 2, 3]}}),
+                ("low", {"function": "clip", "params": {"low": [1, 2, 3], "high": 5}}),
+            )
+        ),
+        (
+            {"events": [{"function": "envs.test_managed:spread", "mode": "startup", "params": {"size": [1.0, 2.0]}}]},
+            r"^env\.events\.0: .*spread gives 'wind' shape \[2\]; expected one number",
+        ),
         (
             {"observations": [{"function": "command", "params": {"name": "v"}}]},
             r"^env\.observations\.0\.params\.name: there is no command 'v'\. Allowed: none",
@@ -489,8 +504,33 @@ def test_settings_are_drawn_by_each_environment(plain):
     np.testing.assert_allclose(began[0].obs["place"][0, :, 1], winds(began[1]))  # the world begins with them
 
 
-def spread(key: Any, params: Any, size: float) -> Any:
-    return {"wind": params["wind"] + size * jax.random.normal(key)}
+def test_a_term_does_not_take_the_name_of_a_metric_of_the_worlds_own(monkeypatch):
+    """As some tasks of Playground tell their own rewards."""
+    world_of = point_world.world
+    tells = {"reward/near": jnp.zeros(())}
+    monkeypatch.setattr(point_world, "world", lambda config: world_of(config)._replace(told=lambda *_: tells))
+    with pytest.raises(
+        ConfigError, match=r"^env: reward/near is a metric of the world's own; give the term another name"
+    ):
+        made()
+    made(rewards=[{"function": "near", "name": "close", "weight": 1.0}])
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [("driving/straight", "observed_leader", True), ("playground/cartpole_balance", "privileged", "critic")],
+)
+def test_what_terms_say_is_not_said_of_the_inner_environment_too(option, key, value):
+    suite = option.partition("/")[0]
+    if suite == "playground":
+        need(suite)
+    inner = (node_of(suite) if suite == "playground" else {}) | node_of(option) | {key: value}
+    with pytest.raises(ConfigError, match=rf"^env\.inner\.{key}: terms say .*; expected "):
+        made(inner=inner)
+
+
+def spread(key: Any, params: Any, size: Any) -> Any:
+    return {"wind": params["wind"] + jnp.asarray(size) * jax.random.normal(key)}
 
 
 def test_events_at_startup_set_settings_for_good():

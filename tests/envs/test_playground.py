@@ -149,6 +149,32 @@ GO1 = (
 
 
 @pytest.mark.parametrize("robot", ["Go1JoystickFlatTerrain", "G1JoystickFlatTerrain"])
+def test_how_strong_motors_are_is_also_what_they_give_at_most(robot):
+    """By MuJoCo itself: of a position far away each motor gives all that it can."""
+    need("playground")
+    import mujoco
+
+    config, _ = parse(node_of("playground") | {"id": robot}, playground.Config, "env")
+    task, _ = playground._task(config)
+    model = copy.deepcopy(task.mj_model)
+
+    def most():
+        data = mujoco.MjData(model)
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+        data.ctrl[:] = 1e3
+        mujoco.mj_forward(model, data)
+        return data.qfrc_actuator.copy()
+
+    model.actuator_ctrllimited[:] = 0
+    before = most()
+    for name, value in scaled(task.mjx_model, FACTORS_OF, dict.fromkeys(FACTORS, 1.0) | {"gear": 2.0}).items():
+        if name in FACTORS_OF["gear"]:
+            getattr(model, name)[:] = value
+    assert np.abs(before).max() > 1
+    np.testing.assert_allclose(most(), 2 * before, rtol=1e-6)
+
+
+@pytest.mark.parametrize("robot", ["Go1JoystickFlatTerrain", "G1JoystickFlatTerrain"])
 def test_friction_is_that_of_all_contacts(robot):
     """G1's feet and the floor are pairs, which have numbers of their own. By MuJoCo itself, of the robot as it stands."""
     need("playground")

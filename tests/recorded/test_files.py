@@ -18,6 +18,7 @@ from gymnasium import spaces as gym_spaces
 from rlexp.config import ConfigError
 from rlexp.envs import gymnasium as adapter
 from rlexp.envs.base import Env, HostEnv
+from rlexp.envs.spaces import action_of
 from rlexp.modes import record
 from rlexp.recorded import reading, spaces, windows
 from rlexp.recorded.writing import Played, check_place, write
@@ -259,12 +260,27 @@ def test_other_bounds_are_other_actions():
     assert not refused(box(-1, 1), compiled) and not refused(box(-1, 1), scaled) and not refused(box(-2, 2), scaled)
     assert refused(box(-2, 2), compiled) and refused(box(-2, 3), scaled)
     assert refused(gym_spaces.Discrete(3), compiled)
+    several = Env(spec._replace(action=MultiDiscrete((2, 2))), None, None)  # type: ignore[arg-type]
+    assert not refused(gym_spaces.MultiBinary(2), several)
+    assert refused(gym_spaces.MultiBinary(3), several) and refused(gym_spaces.MultiDiscrete([2, 3]), several)
+
+
+@pytest.mark.parametrize("endless", [np.inf, np.finfo(np.float32).max])
+def test_bounds_that_are_none_scale_nothing(endless):
+    """As an action is acted with, so it is recorded and read."""
+    box = gym_spaces.Box(np.float32([-endless, -2]), np.float32([endless, 2]))
+    made = action_of("one", box)
+    own = Continuous((2,), box.low, box.high)
+    middle, half = spaces.scale_of(own)
+    assert middle.tolist() == [0, 0] and half.tolist() == [1, 2]
+    assert made.low[1] == -1 and made.low[0] == -np.float32(endless)
 
 
 def test_what_is_not_there_is_told_with_what_is(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "none"))
     written(tmp_path / "data" / "rich-v0")
-    with pytest.raises(ConfigError, match=r"no data set of Minari's in .*rich-v1.*; there are .*data/rich-v0$"):
+    shutil.copytree(tmp_path / "data" / "rich-v0", tmp_path / "data" / ".unfinished-1a2b")
+    with pytest.raises(ConfigError, match=r"no data set of Minari's in .*rich-v1.*; there are [^,]*data/rich-v0$"):
         reading.find(str(tmp_path / "data" / "rich-v1"))
 
 

@@ -50,6 +50,15 @@ def test_a_run_and_what_it_gives(trained, place):
     assert trained.load().env_steps == rlexp.load(trained.dir).env_steps == 256
 
 
+def test_who_opens_a_run_of_bodies_has_the_threads_that_it_needs(trained, monkeypatch):
+    """As a command has, also where JAX has not begun: else XLA may wait for ever."""
+    monkeypatch.setenv("NPROC", "1")  # put back afterwards, whatever it was
+    monkeypatch.delenv("NPROC")
+    monkeypatch.setattr("rlexp.envs.gymnax.decompositions", lambda config: 1000, raising=False)
+    trained.load()
+    assert os.environ["NPROC"] == "1001"
+
+
 @pytest.mark.slow
 def test_again_in_the_same_process_and_in_a_thread(trained):
     """Another directory and another id; and signals are the main thread's alone."""

@@ -27,6 +27,7 @@ from rlexp.storage import rundir
 from rlexp.training import loop, metrics, pace, program
 from rlexp.training.loop import Member, Resume, layout_of, train_pack
 from rlexp.training.parts import FORGOTTEN, REMEMBERED
+from rlexp.training.player import Player
 from rlexp.training.shares import Shares
 from rlexp.types import AGENT_STEPS
 
@@ -182,8 +183,17 @@ def test_the_same_seed_twice_is_the_same_run(trained):
 def test_an_evaluation_can_be_repeated(trained):
     evaluated = rlexp.train(QUIET, run="eval", resume=str(trained.dir))
     assert evaluated.objective == trained.objective
-    episodes = rlexp.load(trained.dir).evaluate(jax.random.key(0), num_episodes=3)
+    agent = rlexp.load(trained.dir)
+    episodes = agent.evaluate(jax.random.key(0), num_episodes=3)
     assert episodes.episode_return.shape == (3,) and (episodes.episode_return == episodes.length).all()
+
+
+@pytest.mark.slow
+def test_an_evaluation_closes_its_environments(trained, monkeypatch):
+    closed, close = [], Player.close
+    monkeypatch.setattr(Player, "close", lambda self: (closed.append(self), close(self))[1])
+    assert float(rlexp.load(trained.dir).last_evaluation().episode_return.mean()) == trained.objective
+    assert len(closed) == 1
 
 
 @pytest.mark.slow

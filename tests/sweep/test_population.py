@@ -284,6 +284,10 @@ def test_what_is_asked_for_anew_counts_more_than_what_a_member_has_now():
     assert loading.as_it_is_now(own, own, told)["algo"]["hp"] == {"lr": 0.5, "gamma": 0.9}
     asked = {"algo": {"hp": {"lr": 2e-3, "gamma": 0.9}}}
     assert loading.as_it_is_now(asked, own, told) == asked
+    # In another environment, or in this one within another.
+    pays = {f"population/{PAY}": 2.0}
+    for node in ({"env": {"name": "other"}}, {"env": {"params": {}}}, {"env": {"inner": {"params": {"pay": 1.0}}}}):
+        assert loading.as_it_is_now(node, {"env": {"params": {"pay": 1.0}}}, pays) == node
 
 
 def test_a_killed_population_makes_the_same_choices_again(undisturbed, traced, tmp_path):

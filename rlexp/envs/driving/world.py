@@ -121,6 +121,8 @@ def drive(config: Config, state: State, action: jax.Array) -> tuple[State, rewar
 
 def world(config: Config) -> World:
     """The same without a task, for terms. Raises ConfigError."""
+    if config.observed_leader:
+        raise ConfigError("env.observed_leader: terms say what is seen, such as the term leader; expected false")
     # What `start` reads; the weights are those of the world's own task.
     params = {"density": config.params.density, "logged": config.params.logged}
     return World(

@@ -115,16 +115,26 @@ def _constant_noise(key: Key, x: jax.Array, bias: TracedNumbers, operation: Oper
     return operate(x, jnp.broadcast_to(jnp.asarray(bias, x.dtype), x.shape), operation)
 
 
+def _numbers(name: str, value: TracedNumbers, x: jax.Array) -> jax.Array:
+    """One for all that is observed, or one for each of its last axis. Raises Misfit."""
+    numbers = jnp.asarray(value, x.dtype)
+    if numbers.ndim and numbers.shape != x.shape[-1:]:
+        raise Misfit(
+            name, f"{list(numbers.shape)} numbers have no place in what is observed, which has shape {list(x.shape)}"
+        )
+    return numbers
+
+
 def _bias(x: jax.Array, value: TracedNumbers) -> jax.Array:
-    return x + jnp.asarray(value, x.dtype)
+    return x + _numbers("value", value, x)
 
 
 def _scale(x: jax.Array, value: TracedNumbers) -> jax.Array:
-    return x * jnp.asarray(value, x.dtype)
+    return x * _numbers("value", value, x)
 
 
 def _clip(x: jax.Array, low: TracedNumbers, high: TracedNumbers) -> jax.Array:
-    return jnp.clip(x, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype))
+    return jnp.clip(x, _numbers("low", low, x), _numbers("high", high, x))
 
 
 def _filter(memory: Any, x: jax.Array, b: _Inputs, a: _Outputs = ()) -> tuple[Any, jax.Array]:

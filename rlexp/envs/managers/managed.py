@@ -142,7 +142,10 @@ def make(config: Config) -> Env:
         reward, paid = tasks.pay(moment)
         acting, moment = tasks.actors.go_on(key, state.acting, moment)
         seen, obs = tasks.observe(key, moment, state.seen)
-        told = dict(world.told(happened, now)) | ends | paid | tasks.changes.told(state.kept)
+        own, ours = dict(world.told(happened, now)), ends | paid | tasks.changes.told(state.kept)
+        if both := sorted(own.keys() & ours.keys()):
+            raise ConfigError(f"env: {both[0]} is a metric of the world's own; give the term another name")
+        told = own | ours
         kept, ended = state.kept._replace(steps=state.kept.steps + 1), state.ended
         if isinstance(ended, Ended):
             total, length, numbers = ended.reward + reward, time.astype(jnp.float32), dict[str, jax.Array]()

@@ -64,6 +64,9 @@ class Changes:
                 check_setting(name, base, term.path, name)
                 _own(owners, name, term.path)
                 changed[name] = jnp.asarray(value, jnp.float32)
+                if changed[name].shape != ():
+                    shape = list(changed[name].shape)
+                    raise ConfigError(f"{term.path}: {term.name} gives {name!r} shape {shape}; expected one number")
         levels = {term.name: base[term.config.param] for term in self.curriculum}
         kept = Kept(jnp.zeros((), jnp.int32), {}, changed, levels)
         once = [term for term in self._randomisation if term.config.mode == "startup"]
