@@ -4,7 +4,7 @@ Exit codes: 0 finished or stopped; 1 failed; 2 bad input, told in one line, with
 """
 
 from rlexp.machine import process
-from rlexp.overrides import check_text, doubled, merge_overrides, override_key, quoted
+from rlexp.overrides import check_text, doubled, merge_overrides, override_group, override_key, quoted
 
 if __name__ == "__main__":
     process.prepare()  # before what takes time to import
@@ -80,6 +80,13 @@ def validate(overrides: Sequence[str]) -> tuple[Command, Any]:
     elif _holds_run(run_dir, url) and not (config.run == "train" and run_dir == resume_dir):
         raise ConfigError(f"hydra.run.dir: {directory!r} holds a run already; resume=auto goes on with training it")
 
+    if config.run == "train" and resume_dir == run_dir and config.checkpoint.restore != "all":
+        if config.resume != "auto":
+            raise ConfigError(
+                f"hydra.run.dir: {directory!r} is the run that is started from, and checkpoint.restore={config.checkpoint.restore} "
+                "begins a new one; give it a directory of its own, or leave this out"
+            )
+        return validate([*given, "checkpoint.restore=all"])  # it has begun, and goes on with all that it has
     if resume_dir:
         rundir.check(resume_dir)
     if resume_dir != run_dir:
@@ -136,10 +143,27 @@ def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
         raise ConfigError(f"{resume_dir / 'overrides.yaml'}: this is no list of overrides")
     earlier = [o for o in saved if not _NOT_INHERITED.fullmatch(override_key(o))]
     merged = merge_overrides(earlier, overrides)
-    in_place = given.get("run", "train") == "train" and given.get("checkpoint.restore", "all") == "all"
-    if in_place and "hydra.run.dir" not in given:
+    if _asked(overrides) == ("train", "all") and "hydra.run.dir" not in given:
         merged.append(quoted("hydra.run.dir", str(resume_dir)))
+        if _what(merged) != ("train", "all"):  # by a recipe that it began with
+            merged.append("checkpoint.restore=all")
     return resume_dir, merged
+
+
+def _asked(overrides: Sequence[str]) -> tuple[str, str]:
+    """`run` and `checkpoint.restore` of a command line without the run that it resumes, beside which alone it may make sense."""
+    try:
+        return _what(overrides)
+    except ConfigError:
+        of_these = [
+            o for o in overrides if override_group(o).partition(".")[0] in ("run", "checkpoint", "experiment", "hydra")
+        ]
+        return _what(of_these)
+
+
+def _what(overrides: Sequence[str]) -> tuple[str, str]:
+    node, _ = compose.compose_node(overrides)
+    return str(node.get("run")), str(node["checkpoint"].get("restore", "all"))
 
 
 # What a resumed run does not take over from the overrides that it was started with.

@@ -39,7 +39,8 @@ def doubled(overrides: Sequence[str]) -> Iterator[str]:
     last: dict[str, str] = {}
     for override in overrides:
         key = override_key(override)
-        if (before := last.get(key, override)) != override:
+        before = last.get(key, override)
+        if before != override and not (_adds(before) and _adds(override)):
             yield f"{key} is given twice, {before} and {override}: the last counts"
         last[key] = override
 
@@ -49,7 +50,14 @@ def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     said = {override_key(o) for o in later}
     anew = tuple(f"{key}." for key in said)  # another choice has no parts, such as env@env.inner, of the one before
     kept = [o for o in earlier if not ("@" in o.split("=", 1)[0] and override_key(o).startswith(anew))]
-    return [o for o in kept if override_key(o) not in said] + list(later)
+    adds = {key for key in said if all(_adds(o) for o in later if override_key(o) == key)}
+    return [o for o in kept if override_key(o) not in said or (override_key(o) in adds and _adds(o))] + list(later)
+
+
+def _adds(override: str) -> bool:
+    """Whether it is `KEY={name: value}`, whose names are beside those that are there; `KEY={}` empties what can be emptied."""
+    value = override.partition("=")[2].strip()
+    return value.startswith("{") and value[1:].strip() != "}"
 
 
 def quoted(key: str, value: str) -> str:

@@ -208,7 +208,9 @@ def _last_lines(folder: str) -> dict[str, Any]:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             lines = file.read().splitlines()
         for row in (_object(_json(line)) for line in reversed(lines)):
-            found = {"env_steps": row.get("env_steps"), "objective": row.get("eval/return_mean")} | found
+            if row.get("env_steps") is None:  # half a line, of a disk that is full or a run that was killed
+                continue
+            found = {"env_steps": row["env_steps"], "objective": row.get("eval/return_mean")} | found
             if row.get("eval/return_mean") is not None:
                 return found | {"objective": row["eval/return_mean"]}
     return found

@@ -19,7 +19,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 def read_text(path: str | os.PathLike[str], errors: str | None = None) -> str:
     """As that of `Path`. Raises UnicodeDecodeError; OSError, also for what is no regular file."""
-    with opened(path, errors=errors) as file:
+    with opened(path, encoding="utf-8", errors=errors) as file:
         return file.read()
 
 

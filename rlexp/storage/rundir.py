@@ -5,6 +5,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -98,14 +99,19 @@ def find(resume: str, output_root: str | Path) -> Path:
         if store.is_url(output_root):
             store.reach(output_root)
             texts = store.read_all(output_root, "environment.json")
-            if url := _the_one(
-                resume, sorted(u for u, text in texts.items() if json.loads(text).get("run_id") == resume)
-            ):
+            if url := _the_one(resume, sorted(u for u, text in texts.items() if _is_of(text, resume))):
                 return fetch(url)
         raise ConfigError(f"resume: no run with the id {resume!r} under output_root {output_root!r}")
     raise ConfigError(
         f"resume: {resume!r} is neither a run directory nor a run's id; allowed: auto, a run directory, a W&B id"
     )
+
+
+def _is_of(text: bytes, run_id: str) -> bool:
+    with contextlib.suppress(ValueError):
+        known = json.loads(text)
+        return isinstance(known, dict) and known.get("run_id") == run_id
+    return False
 
 
 def _has_id(path: Path, run_id: str) -> bool:
@@ -291,10 +297,14 @@ def describe(
 ) -> None:
     """Writes config.yaml, overrides.yaml and environment.json; a resumed run adds a line to the list of its starts."""
     known: dict[str, Any] = read_json(run_dir / "environment.json") or {"starts": []}
-    text = yaml_of(node)
+    written = {"config.yaml": yaml_of(node), "overrides.yaml": yaml_of(list(overrides))}
+    text = written["config.yaml"]
+    if not known["starts"]:
+        for name in (*written, "summary.json", "curve.png"):
+            _keep_others(run_dir / name, written.get(name))
     _keep_edited(run_dir / "config.yaml", known.get("config_sha256"), text)
-    _write(run_dir / "config.yaml", text)
-    _write(run_dir / "overrides.yaml", yaml_of(list(overrides)))
+    for name, new in written.items():
+        _write(run_dir / name, new)
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -317,14 +327,29 @@ def _keep_edited(path: Path, written: str | None, new: str) -> None:
         return
     if written is None or _sha256(found) == written or found == new:
         return
-    kept = path.with_name(f"{path.name}.edited-{time.strftime('%Y-%m-%dT%H-%M-%S')}-{new_id()}")
-    os.replace(path, kept)
-    print(
-        f"warning: {path} was edited by hand, which changes nothing of a run that goes on (its settings are those of overrides.yaml"
-        f" and of the command line); it is now {kept.name}",
-        file=sys.stderr,
-        flush=True,
+    _set_aside(
+        path,
+        "edited",
+        "was edited by hand, which changes nothing of a run that goes on (its settings are those of overrides.yaml and of the "
+        "command line)",
     )
+
+
+def _keep_others(path: Path, new: str | None) -> None:
+    """Renames what has a name of ours in a directory in which no run has begun, and says so."""
+    if not os.path.lexists(path):
+        return
+    if new is not None:  # of a run that was killed while it wrote these
+        with contextlib.suppress(OSError, UnicodeError):
+            if regular.read_text(path) == new:
+                return
+    _set_aside(path, "before", "was there before this run, which writes its own")
+
+
+def _set_aside(path: Path, why: str, told: str) -> None:
+    kept = path.with_name(f"{path.name}.{why}-{time.strftime('%Y-%m-%dT%H-%M-%S')}-{new_id()}")
+    os.replace(path, kept)
+    print(f"warning: {path} {told}; it is now {kept.name}", file=sys.stderr, flush=True)
 
 
 def _sha256(text: str) -> str:
@@ -332,14 +357,22 @@ def _sha256(text: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
-    _write(path, json.dumps(value, indent=2) + "\n")
+    """Whole or not at all. What is no finite number is null, which JSON has."""
+    _write(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(x) for name, x in value.items()}
+    return [_finite(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def _write(path: Path, text: str) -> None:
     part = path.with_suffix(".part")
     try:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
         with contextlib.suppress(OSError):

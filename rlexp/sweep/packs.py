@@ -309,7 +309,7 @@ def run_alone(job: Job, record: Record) -> None:
     """A job that does not train, or starts from another run's checkpoint: as `python -m rlexp` runs it."""
     try:
         config, resume_dir, node = job.config, job.resume_dir, job.node
-        if config.run == "train" and store.checkpoints(job.dir).is_dir():  # it was interrupted, and goes on
+        if config.run == "train" and _saved(job, job.dir) is not None:  # it was interrupted, and goes on
             resume_dir, node = job.dir, node | {"checkpoint": node["checkpoint"] | {"restore": "all"}}
             config, _ = experiments.parse(node, experiments.Config)
         experiment = session.prepare(node, config, job.modules, resume_dir)

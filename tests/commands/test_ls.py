@@ -185,3 +185,9 @@ def test_who_waits_for_a_lock_has_none(monkeypatch):
     ]
     monkeypatch.setattr(ls.Path, "read_text", lambda _: "\n".join(locks))
     assert ls.locked_inodes() == {77}
+
+
+def test_half_a_line_at_the_end_hides_nothing(tmp_path):
+    """Of a full disk."""
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 100, "eval/return_mean": 5.0}\n{"env_steps": 200}\n{"env_st')
+    assert ls._last_lines(str(tmp_path)) == {"env_steps": 200, "objective": 5.0}

@@ -20,7 +20,7 @@ from support import build
 from rlexp import compose, experiment
 from rlexp.config import Config, ConfigError, load_module, parse
 from rlexp.envs import waiting
-from rlexp.overrides import LISTS, merge_overrides, quoted
+from rlexp.overrides import LISTS, doubled, merge_overrides, quoted
 from rlexp.sameness import job_fingerprint, pack_key, resume_fingerprint
 
 OLDER = Path(__file__).parent / "older" / "0.1.yaml"  # a configuration of before what follows was added
@@ -228,6 +228,14 @@ def test_a_folder_of_ones_own_is_searched_first(tmp_path):
 def test_in_quotes_a_value_is_itself(value):
     (override,) = OverridesParser.create().parse_overrides([quoted("key", value)])
     assert override.value() == value
+
+
+def test_names_that_are_given_together_are_beside_those_of_before():
+    """As Hydra merges them."""
+    first, then = "logger.wandb={project: maze}", "logger.wandb={tags: [a]}"
+    assert merge_overrides([first], [then]) == [first, then] and not list(doubled([first, then]))
+    assert merge_overrides([first], ["logger.wandb={}"]) == ["logger.wandb={}"]
+    assert merge_overrides(["seed=1"], ["seed=2"]) == ["seed=2"] and list(doubled(["seed=1", "seed=2"]))
 
 
 def test_the_command_line_wins_over_a_resumed_runs_overrides():

@@ -97,3 +97,34 @@ def test_a_full_disk_is_told_with_its_path(small_disk):
     with contextlib.closing(sqlite3.connect(small_disk / "sweep.sqlite")) as connection:
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
     assert json.loads((run / "environment.json").read_text())["run_id"] == "abcdef01"
+
+
+def test_what_has_a_name_of_ours_where_no_run_has_begun_is_kept(tmp_path, capfd):
+    """As in a folder of the user's own, `hydra.run.dir=.`; of a run that was killed while it wrote them nothing is."""
+
+    def begin(node):
+        rundir.describe(tmp_path, run_id="c0ffee00", node=node, overrides=["seed=1"], devices=[])
+
+    names = ("config.yaml", "overrides.yaml", "summary.json", "curve.png")
+    for name in names:
+        (tmp_path / name).write_text(f"mine: {name}\n")
+    begin({"seed": 1})
+    told = capfd.readouterr().err
+    for name in names:
+        (kept,) = tmp_path.glob(f"{name}.before-*")
+        assert kept.read_text() == f"mine: {name}\n" and kept.name in told
+    (tmp_path / "environment.json").unlink()
+    begin({"seed": 1})
+    begin({"seed": 2})
+    assert len(list(tmp_path.glob("*.before-*"))) == len(names) and not capfd.readouterr().err
+
+
+def test_json_has_no_number_that_is_none(tmp_path):
+    rundir.write_json(
+        tmp_path / "x.json", {"a": float("nan"), "b": [1.5, (float("inf"), 2)], "c": {"d": -float("inf")}}
+    )
+    assert json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail) == {
+        "a": None,
+        "b": [1.5, [None, 2]],
+        "c": {"d": None},
+    }

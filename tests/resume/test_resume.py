@@ -6,8 +6,11 @@ import re
 import jax
 import numpy as np
 import pytest
+import yaml
 from support import build, fingerprint, rows, train, without_clock
 
+from rlexp import __main__ as main
+from rlexp import compose
 from rlexp.__main__ import validate
 from rlexp.compose import search_path
 from rlexp.config import ConfigError
@@ -155,3 +158,54 @@ def test_a_resume_that_stands_in_a_file_is_not_passed_over(tmp_path):
 def test_a_resume_is_heard_however_it_is_set(sign, tmp_path):
     with pytest.raises(ConfigError, match="'nowhere' is neither a run directory nor"):
         validate([f"{sign}resume=nowhere", f"output_root={tmp_path}"])
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """(the overrides that find it, the directory of a run that began, a function: a run that has these overrides)"""
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/finetune.yaml").write_text("# @package _global_\ncheckpoint:\n  restore: learner\n")
+
+    def began(*overrides):
+        run_dir = tmp_path / "run"
+        run_dir.mkdir()
+        rundir.write_json(run_dir / "environment.json", {"run_id": "0123abcd", "starts": [{}]})
+        (run_dir / "config.yaml").write_text("run: train\n")
+        (run_dir / "overrides.yaml").write_text(yaml.safe_dump([*search_path(str(tmp_path / "conf")), *overrides]))
+        return run_dir
+
+    return search_path(str(tmp_path / "conf")), began
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "experiment=finetune",
+        "checkpoint={restore: learner}",
+        "checkpoint.restore='learner'",
+        "++checkpoint.restore=params",
+    ],
+)
+def test_what_begins_a_new_run_does_so_in_a_directory_of_its_own_however_it_is_said(says, recipe):
+    path, began = recipe
+    run_dir = began("seed=1")
+    found, merged = main._resumed([*path, f"resume={run_dir}", says])
+    assert found == run_dir and not any(o.startswith("hydra.run.dir") for o in merged)
+    with pytest.raises(
+        ConfigError, match=r"^hydra\.run\.dir: .* is the run that is started from, and checkpoint\.restore="
+    ):
+        validate([*path, f"resume={run_dir}", says, f"hydra.run.dir={run_dir}"])
+
+
+@pytest.mark.parametrize("says", ["run='train'", "checkpoint.restore='all'", "seed=1"])
+def test_a_run_that_began_from_another_one_goes_on_with_all_that_it_has(says, recipe):
+    """By a recipe that says restore=learner, which was of its beginning."""
+    path, began = recipe
+    run_dir = began("experiment=finetune")
+    _, merged = main._resumed([*path, f"resume={run_dir}", says])
+    assert compose.composed(merged).run_dir == str(run_dir)
+    assert main._what(merged) == ("train", "all")
+    command, experiment = validate(
+        [*path, "resume=auto", "experiment=finetune", f"hydra.run.dir={run_dir}", "logger=quiet"]
+    )
+    assert command.resume_dir == run_dir and experiment.config.checkpoint.restore == "all"
