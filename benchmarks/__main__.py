@@ -68,14 +68,15 @@ PARTS = {
     "lag": (lag.measure, 1),
     "gpu": (gpu.measure, 8),
     "roofline": (roofline.measure, 5),
-    "resets": (resets.measure, 5),
+    **{part: (partial(resets.measure, part=part), 5) for part in resets.CASES},
     "suites": (suites.measure, 5),
     **{f"suites_{key}": (partial(suites.measure, tasks=(key,)), 5) for key in suites.TASKS},
     "trunk": (trunk.measure, 5),
 }
-# Another part measures the same and more, or each of their seeds trains for half an hour.
+# Another part measures the same and more, or they take an hour.
 _BY_NAME_ALONE = (
     "costs_packed",
+    *(part for part in resets.CASES if part != "resets"),
     *(f"driving_{name}" for name in driving.RECIPES if name != "ppo"),
     *(f"suites_{key}" for key in suites.TASKS),
 )

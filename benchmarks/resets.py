@@ -28,54 +28,75 @@ class Case(NamedTuple):
     env: str
     num_envs: tuple[int, ...]
     alone: int  # where each resets itself, whose cost knows no ends
-    others: int
+    others: int  # where episodes end together: whole ones, so that each sample has as many ends
+    sides: tuple[str, ...] = tuple(
+        SIDES
+    )  # of a large world those that somebody would choose: each compiles for minutes
 
 
-CASES = (
-    Case("gymnax/cartpole", (64, 1024), 524_288, 524_288),
-    Case("craftax/classic", (64, 1024), 4_096, 32_768),
-)
+CHEETAH, WHOLE = "playground/cheetah_run", 1_001  # steps, with the one that resets
+# by file of benchmarks/results; the later ones compile for minutes
+CASES = {
+    "resets": (
+        Case("gymnax/cartpole", (64, 1024), 524_288, 524_288),
+        Case("craftax/classic", (64, 1024), 4_096, 32_768),
+    ),
+    "resets_cheetah_run": (
+        Case(CHEETAH, (64,), 64 * 10, 64 * WHOLE, ("each resets itself", "`auto`")),
+        Case(CHEETAH, (256,), 256 * 10, 256 * WHOLE, ("each resets itself", "`auto`")),
+    ),
+    "resets_craftax_full": (
+        Case("craftax/full", (64, 1024), 2_048, 16_384, ("each resets itself", "`share`", "`auto`")),
+    ),
+}
 
 
-def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
-    """What is measured is written after each case."""
+def measure(out: Path, *, rounds: int, quick: bool, say: Say, part: str = "resets") -> None:
+    """What is measured is written after each size of a case.
+
+    Args:
+      part: one of CASES.
+    """
     samples: dict[str, dict[str, list[Sample]]] = {}
-    for case in CASES:
+    for case in CASES[part]:
         for num_envs in (8,) if quick else case.num_envs:
-            name = f"{case.env}, {num_envs:,} environments"
+            name = _name(case, num_envs)
             say(f" {name}")
-            sides = {side: _played(case, num_envs, resets, quick=quick) for side, resets in SIDES.items()}
-            for (
-                ask
-            ) in sides.values():  # compiles; after it episodes do not all begin together, but where they end together
+            sides = {side: _played(case, num_envs, SIDES[side], quick=quick) for side in case.sides}
+            # Compiles; after it episodes do not all begin together, but where they end together
+            for ask in sides.values():
                 ask(0)
             samples[name] = alternate(sides, rounds=rounds, say=say)
+            alone = samples[name]["each resets itself"]
             rows = [
-                [
-                    side,
-                    spread(of_side, COST).median,
-                    ratio(samples[name]["each resets itself"], of_side, COST).of_medians,
-                ]
-                for side, of_side in samples[name].items()
+                [side, spread(found, COST).median, ratio(alone, found, COST).of_medians]
+                for side, found in samples[name].items()
             ]
             print(table(f"{name}: CPU µs a step", ["", "median", "times cheaper"], rows))
             write(
-                out / "resets.json",
-                settings=[case._asdict() for case in CASES],
+                out / f"{part}.json",
+                settings=[case._asdict() for case in CASES[part]],
                 samples=samples,
                 results={name: _told(found) for name, found in samples.items()},
             )
 
 
-def with_table(text: str, path: Path) -> str:
-    """The page with the medians of what is kept in a file."""
-    kept = json.loads(path.read_text())["results"]
+def with_table(text: str, folder: Path) -> str:
+    """The page with the medians of what is kept in a folder."""
     rows = []
-    for case in CASES:
-        for num_envs in case.num_envs:
-            found = kept[f"{case.env}, {num_envs:,} environments"]
-            rows.append([f"`{case.env}`", f"{num_envs:,}", *(_cell(found[side]) for side in SIDES)])
+    for part, cases in CASES.items():
+        kept = json.loads((folder / f"{part}.json").read_text())["results"]
+        for case in cases:
+            for num_envs in case.num_envs:
+                found = kept[_name(case, num_envs)]
+                rows.append(
+                    [f"`{case.env}`", f"{num_envs:,}", *(_cell(found[side]) if side in found else "" for side in SIDES)]
+                )
     return in_page(text, HEAD, rows)
+
+
+def _name(case: Case, num_envs: int) -> str:
+    return f"{case.env}, {num_envs:,} environments"
 
 
 def _told(samples: dict[str, list[Sample]]) -> dict[str, Any]:
