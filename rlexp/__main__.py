@@ -143,22 +143,23 @@ def _resumed(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
         raise ConfigError(f"{resume_dir / 'overrides.yaml'}: this is no list of overrides")
     earlier = [o for o in saved if not _NOT_INHERITED.fullmatch(override_key(o))]
     merged = merge_overrides(earlier, overrides)
-    if _asked(overrides) == ("train", "all") and "hydra.run.dir" not in given:
+    if _asked(earlier, overrides) == ("train", "all") and "hydra.run.dir" not in given:
         merged.append(quoted("hydra.run.dir", str(resume_dir)))
         if _what(merged) != ("train", "all"):  # by a recipe that it began with
             merged.append("checkpoint.restore=all")
     return resume_dir, merged
 
 
-def _asked(overrides: Sequence[str]) -> tuple[str, str]:
-    """`run` and `checkpoint.restore` of a command line without the run that it resumes, beside which alone it may make sense."""
-    try:
-        return _what(overrides)
-    except ConfigError:
-        of_these = [
-            o for o in overrides if override_group(o).partition(".")[0] in ("run", "checkpoint", "experiment", "hydra")
-        ]
-        return _what(of_these)
+def _asked(earlier: Sequence[str], overrides: Sequence[str]) -> tuple[str, str]:
+    """`run` and `checkpoint.restore` of a command line without the run that it resumes, beside which alone it may make sense; but
+    for where that looks for YAML files."""
+    places = [o for o in earlier if override_key(o) == "hydra.searchpath"]
+    parts = [
+        o for o in overrides if override_group(o).partition(".")[0] in ("run", "checkpoint", "experiment", "hydra")
+    ]
+    with contextlib.suppress(ConfigError):
+        return _what([*places, *overrides])
+    return _what([*places, *parts])
 
 
 def _what(overrides: Sequence[str]) -> tuple[str, str]:
