@@ -29,9 +29,8 @@ class Case(NamedTuple):
     num_envs: tuple[int, ...]
     alone: int  # where each resets itself, whose cost knows no ends
     others: int  # where episodes end together: whole ones, so that each sample has as many ends
-    sides: tuple[str, ...] = tuple(
-        SIDES
-    )  # of a large world those that somebody would choose: each compiles for minutes
+    # Of a large world those that somebody would choose: each compiles for minutes
+    sides: tuple[str, ...] = tuple(SIDES)
 
 
 CHEETAH, WHOLE = "playground/cheetah_run", 1_001  # steps, with the one that resets

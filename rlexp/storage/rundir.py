@@ -93,7 +93,7 @@ def find(resume: str, output_root: str | Path) -> Path:
         raise ConfigError(f"resume: {resume!r} is a directory without a run in it (no environment.json)")
     if re.fullmatch(r"[0-9a-z]{8}", resume):
         root = Path(store.local_root(output_root))
-        found = [path.parent for path in root.glob("**/environment.json") if _has_id(path, resume)]
+        found = [path.parent for path in root.glob("**/environment.json") if _has_id(read_json(path), resume)]
         if here := _the_one(resume, sorted({os.path.realpath(directory) for directory in found})):
             return _refreshed(Path(here))
         if store.is_url(output_root):
@@ -109,13 +109,11 @@ def find(resume: str, output_root: str | Path) -> Path:
 
 def _is_of(text: bytes, run_id: str) -> bool:
     with contextlib.suppress(ValueError):
-        known = json.loads(text)
-        return isinstance(known, dict) and known.get("run_id") == run_id
+        return _has_id(json.loads(text), run_id)
     return False
 
 
-def _has_id(path: Path, run_id: str) -> bool:
-    known = read_json(path)
+def _has_id(known: Any, run_id: str) -> bool:
     return isinstance(known, dict) and known.get("run_id") == run_id
 
 

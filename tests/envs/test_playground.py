@@ -148,54 +148,44 @@ GO1 = (
 )
 
 
-@pytest.mark.parametrize("robot", ["Go1JoystickFlatTerrain", "G1JoystickFlatTerrain"])
-def test_how_strong_motors_are_is_also_what_they_give_at_most(robot):
-    """By MuJoCo itself: of a position far away each motor gives all that it can."""
+ROBOTS = ("Go1JoystickFlatTerrain", "G1JoystickFlatTerrain")
+
+
+def with_and_without(robot, factor, told):
+    """What MuJoCo itself makes of the robot as it stands, and of one with twice this factor: `told` of its data."""
     need("playground")
     import mujoco
 
     config, _ = parse(node_of("playground") | {"id": robot}, playground.Config, "env")
     task, _ = playground._task(config)
-    model = copy.deepcopy(task.mj_model)
-
-    def most():
-        data = mujoco.MjData(model)
-        mujoco.mj_resetDataKeyframe(model, data, 0)
-        data.ctrl[:] = 1e3
-        mujoco.mj_forward(model, data)
-        return data.qfrc_actuator.copy()
-
+    model, found = copy.deepcopy(task.mj_model), []
     model.actuator_ctrllimited[:] = 0
-    before = most()
-    for name, value in scaled(task.mjx_model, FACTORS_OF, dict.fromkeys(FACTORS, 1.0) | {"gear": 2.0}).items():
-        if name in FACTORS_OF["gear"]:
+    changed = scaled(task.mjx_model, FACTORS_OF, dict.fromkeys(FACTORS, 1.0) | {factor: 2.0})
+    for values in ({}, {name: changed[name] for name in FACTORS_OF[factor]}):
+        for name, value in values.items():
             getattr(model, name)[:] = value
-    assert np.abs(before).max() > 1
-    np.testing.assert_allclose(most(), 2 * before, rtol=1e-6)
-
-
-@pytest.mark.parametrize("robot", ["Go1JoystickFlatTerrain", "G1JoystickFlatTerrain"])
-def test_friction_is_that_of_all_contacts(robot):
-    """G1's feet and the floor are pairs, which have numbers of their own. By MuJoCo itself, of the robot as it stands."""
-    need("playground")
-    import mujoco
-
-    config, _ = parse(node_of("playground") | {"id": robot}, playground.Config, "env")
-    task, _ = playground._task(config)
-    model = copy.deepcopy(task.mj_model)
-
-    def of_contacts():
         data = mujoco.MjData(model)
         mujoco.mj_resetDataKeyframe(model, data, 0)
+        data.ctrl[:] = 1e3  # positions that are far away
         mujoco.mj_forward(model, data)
-        return data.contact.friction.copy()
+        found.append(told(data).copy())
+    return found
 
-    before = of_contacts()
-    for name, value in scaled(task.mjx_model, FACTORS_OF, dict.fromkeys(FACTORS, 1.0) | {"friction": 2.0}).items():
-        if "friction" in name:
-            getattr(model, name)[:] = value
+
+@pytest.mark.parametrize("robot", ROBOTS)
+def test_how_strong_motors_are_is_also_what_they_give_at_most(robot):
+    """Of a position far away each gives all that it can."""
+    before, after = with_and_without(robot, "gear", lambda data: data.qfrc_actuator)
+    assert np.abs(before).max() > 1
+    np.testing.assert_allclose(after, 2 * before, rtol=1e-6)
+
+
+@pytest.mark.parametrize("robot", ROBOTS)
+def test_friction_is_that_of_all_contacts(robot):
+    """G1's feet and the floor are pairs, which have numbers of their own."""
+    before, after = with_and_without(robot, "friction", lambda data: data.contact.friction)
     assert len(before)
-    np.testing.assert_allclose(of_contacts(), 2 * before, rtol=1e-6)
+    np.testing.assert_allclose(after, 2 * before, rtol=1e-6)
 
 
 @pytest.mark.slow
