@@ -34,7 +34,7 @@ from rlexp.storage import rundir
 from rlexp.types import TimeStep
 
 # The first seed that each is scored on; settings were chosen on those before it
-RECIPES = {"ppo": 5, "ppo_lq": 1, "sac": 1, "sac_lq": 1, "bc": 1, "bc_lq": 1, "apg": 1}
+RECIPES = {"ppo": 5, "ppo_lq": 4, "sac": 1, "sac_lq": 1, "bc": 1, "bc_lq": 1, "apg": 1}
 TEACHER = 5  # the seed of a driver by driving/ppo,
 RECORDED = {"bc": 1_000, "bc_lq": 1_000}  # of whose episodes so many are the data
 EPISODES, OF_A_KIND = 2_048, 512  # of a driver and seed, on all kinds of layout and on each
