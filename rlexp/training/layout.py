@@ -71,7 +71,9 @@ def over_members(layout: Layout, f: Callable) -> Callable:
         return single
     if not layout.members_on_data or layout.mesh.shape["data"] == 1:
         return jax.vmap(f)
-    return jax.shard_map(jax.vmap(f), mesh=layout.mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+    return jax.shard_map(
+        jax.vmap(f), mesh=layout.mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}, check_vma=False
+    )
 
 
 def one_by_one(f: Callable, shards: PyTree) -> PyTree:
@@ -223,18 +225,17 @@ def run_shardings(layout: Layout, abstract_run: Any, places: PyTree = Place.SHAR
     places = jax.tree.broadcast(places, abstract_run.data)
     if Place.HOST in jax.tree.leaves(places):
         _check_host_memory(layout)
-    if layout.members_on_data:
-        run = jax.tree.map(lambda _: layout.member_sharding, abstract_run)
-        return run._replace(data=jax.tree.map(lambda place: _in_memory(layout.member_sharding, place), places))
+    members = layout.member_sharding
+    shards = members if layout.members_on_data else NamedSharding(layout.mesh, P(None, "data"))
+    where = {place: members if place is Place.REPLICATED else _in_memory(shards, place) for place in Place}
     rules = layout.param_rules
     param_rules.check(rules, layout.mesh, abstract_run.state)
-    shards = NamedSharding(layout.mesh, P(None, "data"))
-    where = {place: layout.replicated if place is Place.REPLICATED else _in_memory(shards, place) for place in Place}
     state = jax.tree_util.tree_map_with_path(
-        lambda path, x: NamedSharding(layout.mesh, param_rules.spec_of(rules, path, x)), abstract_run.state
+        lambda path, x: NamedSharding(layout.mesh, param_rules.spec_of(rules, path, x, layout.members_on_data)),
+        abstract_run.state,
     )
     data = jax.tree.map(lambda place: where[place], places)
-    settings = jax.tree.map(lambda _: layout.replicated, abstract_run.settings)
+    settings = jax.tree.map(lambda _: members, abstract_run.settings)
     return abstract_run._replace(state=state, data=data, settings=settings)
 
 

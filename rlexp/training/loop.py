@@ -184,7 +184,8 @@ def train_pack(
             if reports.kept is not None:
                 pack.count(metrics.transitions(reports.kept))
             if update > start.update:
-                pack.summary["env_steps_per_second"] = (lead.env_steps(update) - start.env_steps) / elapsed
+                made_since = (update - start.update) * lead.env_steps_per_update
+                pack.summary["env_steps_per_second"] = made_since / elapsed
             elif done:
                 note("nothing was left to do: a larger total_env_steps goes on")
             pack.summary["status"] = "finished" if done or not pack.going() else "stopped"

@@ -15,13 +15,15 @@ from rlexp.config import ConfigError
 from rlexp.experiment import Experiment
 from rlexp.machine import hardware
 from rlexp.sources.base import Place
+from rlexp.training import param_rules
+from rlexp.training.layout import Layout
 from rlexp.types import PyTree
 
 _SHARED = "env, algo.source: what all members share"
 
 
 def check(experiment: Experiment, mesh: Mesh, num_members: int = 1) -> None:
-    """Raises ConfigError where a pack of so many members needs more than there is."""
+    """Raises ConfigError where a pack of so many members needs more than there is, or cannot be split as its rules say."""
     config, key = experiment.config, jax.random.key(0)
     source, env = experiment.source_of(experiment.settings), experiment.env_of(experiment.settings)
     hp = jax.tree.map(np.float32, experiment.hp)
@@ -42,6 +44,9 @@ def check(experiment: Experiment, mesh: Mesh, num_members: int = 1) -> None:
             episode = jax.eval_shape(env.reset, key)
     except OverflowError as error:
         raise ConfigError(f"algo, network: arrays of these sizes cannot be made: {error}") from error
+    layout = Layout(mesh, experiment.num_shards, num_members, tuple(config.hardware.param_rules))
+    of_pack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_members, *x.shape), x.dtype), state)
+    param_rules.check(layout.param_rules, mesh, of_pack)
     one_memory = mesh.devices.flat[0].platform == "cpu"
     if one_memory:  # the host's is the device's
         places = Place.SHARD
@@ -57,9 +62,7 @@ def check(experiment: Experiment, mesh: Mesh, num_members: int = 1) -> None:
         spread = mesh.shape["data"]
         parts = {name: size if name.startswith("eval") else size / spread for name, size in parts.items()}
         parts[_SHARED] *= spread  # a copy on each device
-        if num_members < spread or num_members % spread:  # else each device has some of the members, and all of these
-            first = next(iter(parts))  # so too, unless rules split it
-            parts[first] *= spread / (mesh.shape["model"] if config.hardware.param_rules else 1)
+        parts[next(iter(parts))] = _share_of_a_device(layout, of_pack)
     needed, capacity = sum(parts.values()), _capacity(config.hardware, mesh)
     if capacity is not None and needed > capacity:
         largest = max(parts, key=lambda name: parts[name])
@@ -80,6 +83,16 @@ def _capacity(config: Any, mesh: Mesh) -> int | None:
 
 def _size(tree: PyTree) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _share_of_a_device(layout: Layout, state: PyTree) -> float:
+    """Bytes of a state whose leaves have the members as their first axis."""
+
+    def one(path: Any, leaf: Any) -> float:
+        spec = param_rules.spec_of(layout.param_rules, path, leaf, layout.members_on_data)
+        return _size(leaf) / math.prod(layout.mesh.shape[axis] for axis in spec if axis is not None)
+
+    return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(one, state)))
 
 
 def _on_device(data: PyTree, places: PyTree) -> PyTree:

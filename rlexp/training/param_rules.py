@@ -39,13 +39,17 @@ def check(rules: Sequence[ParamRule], mesh: Mesh, state: PyTree) -> None:
                     )
 
 
-def spec_of(rules: Sequence[ParamRule], path: Any, leaf: Any) -> P:
-    """The optimiser's moments have the parameter's path inside theirs, so the same rule finds them."""
+def spec_of(rules: Sequence[ParamRule], path: Any, leaf: Any, members_on_data: bool) -> P:
+    """The optimiser's moments have the parameter's path inside theirs, so the same rule finds them.
+
+    Where the members of a pack are spread over the data axis, each device has some of them already, and that axis splits no more.
+    """
+    members = "data" if members_on_data else None
     name = _name(path)
     for rule in rules:
         if len(rule.spec) == leaf.ndim - 1 and re.search(rule.path, name):
-            return P(None, *rule.spec)
-    return P()
+            return P(members, *(None if axis == members else axis for axis in rule.spec))
+    return P(members)
 
 
 def _name(path: Any) -> str:

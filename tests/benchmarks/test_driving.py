@@ -57,7 +57,7 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
     monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
     monkeypatch.setattr(driving, "_players", players)
     driving.measure(tmp_path / "out", rounds=2, quick=False, say=lambda text: None, recipe=recipe)
-    seeds = {"ppo": [5, 6], "ppo_lq": [4, 5]}.get(recipe, [1, 2])
+    seeds = {"ppo": [5, 6]}.get(recipe, [1, 2])
     data = None
     if recipe == "bc":
         assert trained.pop(0) == ("driving/ppo", driving.TEACHER, None)

@@ -186,6 +186,14 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["resume=auto", "hydra.run.dir=a"], RUN | {"a/config.yaml": b"3"}), ["a/config.yaml", "cannot be read"]),
     (Line(["resume=a"], RUN | {"a/checkpoints": b""}), ["a/checkpoints"]),
     (Line(["resume=a"], RUN | {"a/.store.json": b"3"}), ["a/.store.json"]),
+    *[
+        (Line([*mode, f"hardware.param_rules=[{{path: {path}, spec: [null, model]}}]"]), ["hardware.param_rules", word])
+        for mode, path, word in (
+            ([], "foo", "no parameter of 2"),
+            (["-m"], "foo", "no parameter of 2"),
+            ([], "'['", "regular"),
+        )
+    ],
 ]
 
 

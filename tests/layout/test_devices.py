@@ -1,6 +1,7 @@
 """The same numbers on 1 and on 4 devices, and no more communication than the reductions."""
 
 import functools
+import math
 import re
 from collections import Counter
 
@@ -10,7 +11,7 @@ import pytest
 from support import REPOSITORY, build
 
 from rlexp.config import ConfigError
-from rlexp.training import program
+from rlexp.training import memory, program
 from rlexp.training.layout import layout_of
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
@@ -133,6 +134,7 @@ def test_a_member_of_a_pack_trains_as_it_does_alone():
     assert difference(jax.tree.map(lambda x: x[0:1], pack.state.params), alone.state.params) > 1e-3
 
 
+@pytest.mark.parametrize("num_members", [1, 2])
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -143,28 +145,43 @@ def test_a_member_of_a_pack_trains_as_it_does_alone():
         ("{path: 'kernel', spec: [model, model]}", "one dimension only"),
     ],
 )
-def test_a_rule_that_cannot_be_followed_is_told_in_one_line(rule, words):
+def test_a_rule_that_cannot_be_followed_is_told_in_one_line(rule, words, num_members):
     mesh = ("hardware.mesh.data=2", "hardware.mesh.model=2", "shards=2", "algo.num_envs=8", "algo.num_steps=32")
-    members = [build("env=gymnax/cartpole", *mesh, f"hardware.param_rules=[{rule}]")]
+    rules = f"hardware.param_rules=[{rule}]"
+    members = [build("env=gymnax/cartpole", *mesh, rules, f"seed={seed}") for seed in range(num_members)]
     with pytest.raises(ConfigError, match=re.escape(words)) as told:
         program.trace(members, layout_of(members))
     assert "\n" not in str(told.value)
 
 
 @pytest.mark.slow
-def test_model_axis_splits_a_parameter():
+@pytest.mark.parametrize(
+    ("seeds", "of_members"), [((0,), None), ((0, 1), "data")], ids=["one run", "members over the data axis"]
+)
+def test_model_axis_splits_a_parameter(seeds, of_members):
     """A 2 x 2 mesh with a rule: the kernel and Adam's moments of it lie on the model axis, and training is the same."""
     rule = "hardware.param_rules=[{path: 'actor/.*torso/Dense_1/kernel', spec: [null, model]}]"
     mesh = ("hardware.mesh.data=2", "hardware.mesh.model=2", "shards=2", "algo.num_envs=8", "algo.num_steps=32")
-    members = [build("env=gymnax/cartpole", *mesh, rule)]
+    members = [build("env=gymnax/cartpole", *mesh, rule, f"seed={seed}") for seed in seeds]
     traced = program.trace(members, layout_of(members))
-    split = [
-        jax.tree_util.keystr(path)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(traced.abstract_run.state)
-        if leaf.sharding.spec == jax.sharding.PartitionSpec(None, None, "model")
-    ]
-    assert len(split) == 3, split  # the kernel, and Adam's two moments
     compiled = traced.compile()
+    split = jax.sharding.PartitionSpec(of_members, None, "model")
     run, _ = compiled.chunk(compiled.init(), 10)
-    plain, _, _ = run_on(1, "env=gymnax/cartpole", *mesh[2:], num_updates=10)
+    for state in (traced.abstract_run.state, run.state):
+        found = [leaf for leaf in jax.tree.leaves(state) if leaf.sharding.spec == split]
+        assert len(found) == 3  # the kernel, and Adam's two moments
+    plain, _, _ = run_on(1, "env=gymnax/cartpole", *mesh[2:], num_updates=10, seeds=seeds)
     assert difference(jax.device_get(run.state.params), plain.state.params) < 1e-5
+
+
+def test_an_axis_that_members_are_spread_over_splits_no_parameter():
+    """It did its work: each device has some of the members only."""
+    rule = "hardware.param_rules=[{path: 'actor/.*torso/Dense_1/kernel', spec: [data, model]}]"
+    mesh = ("hardware.mesh.data=2", "hardware.mesh.model=2", "shards=2", "algo.num_envs=8", "algo.num_steps=32")
+    members = [build("env=gymnax/cartpole", *mesh, rule, f"seed={seed}") for seed in range(2)]
+    for pack, spec in ((members[:1], (None, "data", "model")), (members, ("data", None, "model"))):
+        state = program.trace(pack, layout_of(pack)).abstract_run.state
+        leaves = jax.tree.leaves(state)
+        assert [leaf.sharding.spec for leaf in leaves].count(jax.sharding.PartitionSpec(*spec)) == 3
+        own = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        assert memory._share_of_a_device(layout_of(pack), state) == own  # as it is told before anything is made
