@@ -153,6 +153,8 @@ def _directory(config: DictConfig, key: str) -> str:
         raise ConfigError(
             f"{key}: {value!r} is not allowed; expected a directory here; output_root may be a URL, gs://…"
         )
+    if str(value).startswith("~"):  # Hydra would make a folder of that name
+        raise ConfigError(f"{key}: {value!r} is not allowed; expected a directory; only a shell and output_root know ~")
     return str(value)
 
 

@@ -86,7 +86,7 @@ def find(resume: str, output_root: str | Path) -> Path:
     """
     if store.is_url(resume, "resume"):
         return fetch(resume)
-    path, output_root = Path(resume), str(output_root)
+    path, output_root = Path(os.path.expanduser(resume)), str(output_root)
     if path.is_dir():
         if is_run(path):
             return _refreshed(Path(os.path.realpath(path)))

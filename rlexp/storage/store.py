@@ -60,7 +60,7 @@ def is_url(text: str, key: str = "output_root") -> bool:
 
 def local_root(output_root: str) -> str:
     """The local directory that run directories are made in."""
-    return LOCAL_ROOT if "://" in output_root else output_root
+    return LOCAL_ROOT if "://" in output_root else os.path.expanduser(output_root)
 
 
 def cache_dir(output_root: str, local: str) -> str:

@@ -145,6 +145,10 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["hydra.run.dir="]), ["hydra.run.dir", "''"]),
     (Line(["hydra.mode=MULTIRUN"]), ["hydra.mode", "-m"]),
     (Line(["hydra.run.dir=/dev/null/x"]), ["/dev/null/x"]),
+    *[
+        (Line([*mode, f"hydra.{key}.dir='~/x'"]), [f"hydra.{key}.dir", "'~/x'"])
+        for mode, key in (([], "run"), (["-m"], "sweep"))
+    ],
     (Line(["hydra.callbacks={x:{_target_:no.such}}"]), ["no.such"]),
     (Line(["seed=\udcff"]), ["UTF-8"]),
     (Line(["processes.index=5"]), ["processes.index", "processes.coordinator"]),

@@ -150,6 +150,24 @@ def test_the_worlds_bounds_hold_before_one_is_made(world, name, value, expected)
         parse(node | {key: [] for key in lists}, managed.Config, "env")
 
 
+@pytest.mark.parametrize(
+    ("kind", "function", "name", "params"),
+    [
+        ("randomisation", "uniform", "high", {"low": 0.0, "high": "params.most"}),
+        ("curriculum", "linear", "end", {"start": 0.0, "end": "params.most", "steps": 5}),
+    ],
+)
+def test_what_env_params_make_of_a_setting_is_within_its_bounds_before_a_world_is_made(kind, function, name, params):
+    """Else it would be cut to them in the later jobs of a sweep, without a word."""
+    entry = {"param": "density", "function": function, "params": params}
+    node = {"module": "rlexp.envs.managers.managed", "inner": node_of("driving/straight"), "concatenate": False}
+    lists = ("observations", "rewards", "terminations", "commands", "events", "randomisation", "curriculum")
+    node |= {key: [] for key in lists} | {kind: [entry]}
+    parse(node | {"params": {"most": 0.9}}, managed.Config, "env")
+    with pytest.raises(ConfigError, match=rf"^env\.{kind}\.0\.params\.{name}: 1.5 is not allowed; expected 0 to 1$"):
+        parse(node | {"params": {"most": 1.5}}, managed.Config, "env")
+
+
 def test_bounds_of_the_driving_world_are_those_of_its_own_params():
     world = load_module("rlexp.envs.driving.world", "env")
     params = node_of("driving/straight")["params"]

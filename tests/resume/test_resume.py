@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -121,12 +122,16 @@ def test_another_world_within_a_wrapper_is_refused_by_name():
     check_same(older, saved)  # which did not tell it
 
 
-def test_found_by_id_or_directory(tmp_path):
+def test_found_by_id_or_directory(tmp_path, monkeypatch):
     run_dir = tmp_path / "2026-01-01" / "12-00-00-0123abcd"
     run_dir.mkdir(parents=True)
     rundir.write_json(run_dir / "environment.json", {"run_id": "0123abcd", "starts": []})
     assert rundir.find("0123abcd", tmp_path) == run_dir
     assert rundir.find(str(run_dir), tmp_path) == run_dir
+    monkeypatch.setenv("HOME", str(tmp_path))
+    inside = run_dir.relative_to(tmp_path)
+    assert rundir.find("0123abcd", "~") == rundir.find(f"~/{inside}", "outputs") == run_dir
+    assert Path(compose.compose_node(["output_root='~/runs'"])[1]).is_relative_to(tmp_path / "runs")
     assert rundir.id_of(run_dir) == "0123abcd"
     for name, words in [("0123abce", "no run with the id"), (str(tmp_path), "without a run"), ("x/y", "neither")]:
         with pytest.raises(ConfigError, match=words):

@@ -17,7 +17,7 @@ from rlexp.envs.base import Env, Tally, Transition, action_struct, episodic
 from rlexp.envs.managers.acting import Acting, Actors
 from rlexp.envs.managers.functions import COMMON, CURRICULUM, MODIFIERS, NOISE, RANDOMISATION
 from rlexp.envs.managers.observing import Memory, seen_by, side_by_side
-from rlexp.envs.managers.settings import Changes, Kept
+from rlexp.envs.managers.settings import Changes, Kept, check_values
 from rlexp.envs.managers.terms import (
     Command,
     Curriculum,
@@ -208,11 +208,13 @@ def _in_a_line() -> Iterator[None]:
 
 def _check_params(config: Config) -> None:
     """Params of the functions that are known before the world is made, by the settings that are given. Raises ConfigError."""
-    there, own = _settled(config, {}, config.randomisation), _module_of(config).get("FUNCTIONS")
+    there, module = _settled(config, {}, config.randomisation), _module_of(config)
+    own, bounds = module.get("FUNCTIONS"), module.get("BOUNDS", {})
     lists: list[tuple[str, Any, Mapping[str, Any], int]] = [("curriculum", config.curriculum, CURRICULUM, 2)]
     for i, entry in enumerate(config.randomisation):
         before = _settled(config, {}, _before(config.randomisation, i))
         check(f"env.randomisation.{i}", entry, RANDOMISATION, 1, before)
+        check_values(f"env.randomisation.{i}", entry, before, bounds)
     if own is not None:  # else it may have another function of a common name
         of_kind = {kind: {**COMMON[kind], **own.get(kind, {})} for kind in _GIVEN}
         lists += [(kind, getattr(config, kind), of_kind[kind], given) for kind, given in _GIVEN.items()]
@@ -223,6 +225,8 @@ def _check_params(config: Config) -> None:
             lists += [(f"{kind}.{i}.noise", entry.get("noise"), NOISE, 2)]
     for path, entries, functions, given in lists:
         check(f"env.{path}", entries, functions, given, there)
+    for i, entry in enumerate(config.curriculum):
+        check_values(f"env.curriculum.{i}", entry, there, bounds)
 
 
 def _settled(config: Config, own: Mapping[str, Any], randomisation: Sequence[Any]) -> dict[str, Any]:

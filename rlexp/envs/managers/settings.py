@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rlexp.config import ConfigError
 from rlexp.envs.managers.functions import CURRICULUM, RANDOMISATION, operate
-from rlexp.envs.managers.terms import Term, check_bounds, check_setting, stream, value_of
+from rlexp.envs.managers.terms import Term, check_bounds, check_setting, referred, stream, value_of
 from rlexp.envs.managers.world import Bounds, Ended
 from rlexp.types import Key
 
@@ -33,7 +33,7 @@ class Changes:
     ):
         for term in (*curriculum, *randomisation):
             check_setting(term.config.param, there, f"{term.path}.param", term.config.param)
-            _check_values(term, there, bounds.get(term.config.param))
+            check_values(term.path, vars(term.config), there, bounds)
         self._owners = dict[str, str]()
         for term in curriculum:
             _own(self._owners, term.config.param, f"{term.path}.param")
@@ -112,13 +112,17 @@ class Changes:
         return jnp.clip(value, *self._bounds[name]) if name in self._bounds else value
 
 
-def _check_values(term: Term, there: Params, bounds: tuple[float, float] | None) -> None:
-    """Raises ConfigError where what our own functions are given would put the setting beyond the world's bounds."""
-    config = term.config
-    if config.function in {**RANDOMISATION, **CURRICULUM} and vars(config).get("operation", "abs") == "abs":
-        for name in sorted(_VALUES & config.params.keys()):
-            path = f"{term.path}.params.{name}"
-            check_bounds(value_of(config.params[name], there, path), bounds, path)
+def check_values(path: str, entry: Any, there: Params, bounds: Bounds) -> None:
+    """Raises ConfigError where what our own functions are given would put the setting beyond the world's bounds. What refers to
+    another setting than those `there` is not looked at.
+    """
+    ours = isinstance(entry, Mapping) and "module" not in entry and entry.get("operation", "abs") == "abs"
+    if ours and isinstance(name := entry.get("function"), str) and name in {**RANDOMISATION, **CURRICULUM}:
+        params = entry.get("params") or {}
+        for key in sorted(_VALUES & params.keys()):
+            if referred(params[key]) <= there.keys():
+                where = f"{path}.params.{key}"
+                check_bounds(value_of(params[key], there, where), bounds.get(str(entry.get("param"))), where)
 
 
 def _own(owners: dict[str, str], param: str, path: str) -> None:
