@@ -100,7 +100,7 @@ def searched(hydra: Any) -> list[str]:
 
 
 def _searchpath(places: Sequence[str]) -> list[str]:
-    plain = [place if re.fullmatch(r"[\w:/.-]+", place) else in_quotes(place) for place in places]
+    plain = [place if re.fullmatch(r"[\w:/.-]+", place, re.ASCII) else in_quotes(place) for place in places]
     return [f"hydra.searchpath=[{','.join(plain)}]"]
 
 

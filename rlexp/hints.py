@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlexp.overrides import quoted
+from rlexp.overrides import LISTS, override_key, quoted
 
 
 def command(*words: str) -> str:
@@ -17,8 +17,19 @@ def command(*words: str) -> str:
 
 def resume(run_dir: Path) -> str:
     """`resume=<directory>`, as Hydra reads it."""
-    plain = re.fullmatch(r"/[A-Za-z0-9_./-]+", str(run_dir))
-    return f"resume={run_dir}" if plain else quoted("resume", str(run_dir))
+    return _at("resume", str(run_dir))
+
+
+def _at(key: str, path: str) -> str:
+    return f"{key}={path}" if re.fullmatch(r"/[A-Za-z0-9_./-]+", path) else quoted(key, path)
+
+
+def learn_from(path: str, overrides: Sequence[str]) -> str:
+    """The command that clones what a run with these overrides has recorded, in its environment."""
+    own = [o for o in overrides if override_key(o).split(".")[0] in ("env", *LISTS)]
+    recipe = [o for o in overrides if override_key(o) == "experiment"]  # whose other settings are not those of BC
+    said = command("rlexp", "algo=bc", "source=dataset", *own, _at("algo.source.path", path))
+    return f"{said}, with the env of {recipe[-1]}" if recipe else said
 
 
 def of_recipe(name: str) -> str:

@@ -34,6 +34,17 @@ def check_text(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{argument!a}: this is no text in UTF-8") from error
 
 
+def went_on(overrides: Sequence[str]) -> bool:
+    """Whether `resume` is of the run itself, with which it went on, and not of one that it began from, evaluates or records."""
+    begins = [
+        o
+        for o in overrides
+        if re.split(r"[./]", override_key(o))[0] == "checkpoint" and re.search(r"learner|params", o)
+    ]
+    modes = [o.partition("=")[2] for o in overrides if override_key(o) == "run"]
+    return not begins and modes[-1:] in ([], ["train"])
+
+
 def doubled(overrides: Sequence[str]) -> Iterator[str]:
     """A line for each key that is given several values: Hydra takes the last."""
     last: dict[str, str] = {}

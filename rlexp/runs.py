@@ -183,7 +183,13 @@ def _text(value: Any, key: str) -> str:
         return repr(value)
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text) and text.lower() not in ("null", "true", "false", "nan", "inf")
+        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text, re.ASCII) and text.lower() not in (
+            "null",
+            "true",
+            "false",
+            "nan",
+            "inf",
+        )
         return text if plain else quoted("", text)[1:]
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_text(k, key)}:{_text(v, key)}" for k, v in value.items()) + "}"

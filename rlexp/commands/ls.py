@@ -24,15 +24,8 @@ from rlexp.written import data_of
 ROOTS = ("outputs", "multirun")  # where runs are made
 _ENVIRONMENT, _CONFIG, _SUMMARY, _METRICS = "environment.json", "config.yaml", "summary.json", "metrics.jsonl"
 _MANIFEST = "sweep.sqlite"
-_WITHIN = {
-    "checkpoints",
-    "wandb",
-    ".hydra",
-    "tensorboard",
-    "profile",
-    ".git",
-    "__pycache__",
-}  # there are no runs in them
+_OF_A_RUN = {"checkpoints", "wandb", "tensorboard", "profile"}  # within a run or a sweep there are no runs in them,
+_NEVER = {".hydra", ".git", "__pycache__"}  # and nowhere in these
 _TAIL = 1 << 16  # bytes of metrics.jsonl that are looked at
 
 
@@ -135,13 +128,12 @@ def walk(root: str) -> Iterator[tuple[str, set[str]]]:
     """(folder, names of its files) of all folders that may hold runs."""
     folders = [root]
     while folders:
-        folder, names = folders.pop(), set[str]()
+        folder, names, within = folders.pop(), set[str](), set[str]()
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                if not entry.is_dir(follow_symlinks=False):
-                    names.add(entry.name)
-                elif entry.name not in _WITHIN:
-                    folders.append(entry.path)
+                (within if entry.is_dir(follow_symlinks=False) else names).add(entry.name)
+        passed_over = _NEVER | _OF_A_RUN if names & {_ENVIRONMENT, _MANIFEST} else _NEVER
+        folders += [os.path.join(folder, name) for name in within - passed_over]
         yield folder, names
 
 

@@ -1,9 +1,9 @@
 """`rlexp new NAME`: a folder with a project of one's own, which trains and whose test passes. It is made of `rlexp/template`."""
 
+import importlib.util
 import keyword
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +31,8 @@ def make(folder: Path) -> None:
         fits = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or _NAME
         fits = f"my_{fits}" if fits[0].isdigit() or keyword.iskeyword(fits) else fits
         raise ConfigError(f"new: {name!r} cannot name a Python package; small letters, digits and _, such as {fits}")
-    if name in sys.stdlib_module_names or name in ("rlexp", "rlexp_launchers", "hydra_plugins", "conf", "tests"):
+    hides = importlib.util.find_spec(name)
+    if name in ("rlexp", "rlexp_launchers", "hydra_plugins", "conf", "tests") or (hides and hides.origin is not None):
         raise ConfigError(f"new: there is a Python package {name!r} already; give it another name")
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"new: {str(folder)!r} is there already")

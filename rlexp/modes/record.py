@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlexp import hints
 from rlexp.algos.base import Algorithm
 from rlexp.envs.base import Env, HostEnv, batched
 from rlexp.experiment import Experiment
@@ -54,8 +55,8 @@ def record_run(member: Member, resume_dir: Any) -> float:
     print(
         f"{len(returns)} {config.record.mode} episodes, return {mean:,.2f} ± {np.std(returns):,.2f}, in "
         f"{time.perf_counter() - began:,.1f} s: {place}\n"
-        f"learn from it: rlexp algo=bc algo.source.path={config.record.path}; Minari's own reader has it as {id_of(place)!r} "
-        f"under MINARI_DATASETS_PATH={str(place).removesuffix(id_of(place))}",
+        f"learn from it: {hints.learn_from(str(place), rundir.read_overrides(member.dir) or ())}\n"
+        f"Minari's own reader has it as {id_of(place)!r} under MINARI_DATASETS_PATH={str(place).removesuffix(id_of(place))}",
         flush=True,
     )
     return mean

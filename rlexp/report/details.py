@@ -11,7 +11,7 @@ import numpy as np
 
 from rlexp.config import ConfigError
 from rlexp.loggers import jsonl
-from rlexp.overrides import override_key, quoted
+from rlexp.overrides import override_key, quoted, went_on
 from rlexp.report.found import Run, overrides_in
 from rlexp.storage import regular, rundir
 from rlexp.sweep.lineage import is_population, without_pruning
@@ -113,8 +113,8 @@ class Words(NamedTuple):
 def words(run: Run) -> Words:
     """Its commands, and how it failed."""
     own = without_pruning(overrides_in(run.directory) or run.entry.overrides)
-    # Where its files lie is no matter of what it trains; which run it evaluates is.
-    left_out = ("hydra.run.dir", *(("resume",) if run.trains else ()))
+    # Where its files lie is no matter of what it trains; which run it began from or evaluates is.
+    left_out = ("hydra.run.dir", *(("resume",) if went_on(own) else ()))
     repeat = [
         o
         for o in own

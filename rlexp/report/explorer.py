@@ -19,7 +19,7 @@ from rlexp.sweep.results import METRIC, SEED, settings_of, short_names
 
 _MAX_POINTS = 400_000  # of curves that stand in a page: about as many bytes as Plotly's own script
 _HERE = Path(__file__).parent
-_OF_THE_PLACE = ("output_root", "resume", "run")  # no setting that one would group by
+_OF_THE_PLACE = ("resume", "run")  # no setting that one would group by
 
 
 def index(runs: Sequence[Run], roots: Sequence[Path]) -> dict[str, Any]:

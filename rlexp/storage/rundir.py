@@ -41,6 +41,11 @@ PACKAGES = (
 )
 
 
+# Files that runs of every kind write, beside those that `describe` does: of a run that begins they are somebody else's.
+_OURS = (
+    *("config.yaml", "overrides.yaml", "summary.json", "metrics.jsonl", "curve.png", "video.gif", "video.mp4"),
+    *("plan.json", "program.hlo", "check.json", "profile.json"),
+)
 _LEAST_BYTES = 1 << 16  # no run needs less of the disk
 
 
@@ -242,7 +247,7 @@ def before(directory: Path) -> Before:
 # What a run or a sweep may have made before its bad input was found.
 _EARLY = re.compile(
     r"\.hydra|\.lock|\.store\.json|rlexp\.log|(config|overrides|multirun)\.yaml|environment\.json|"
-    r"(sweep|optuna)\.sqlite.*|sweep\.lock|workers|slurm"
+    r"(sweep|optuna)\.sqlite.*|sweep\.lock|workers|slurm|(plan|summary)\.json|program\.hlo"  # a plan that does not fit
 )
 
 
@@ -298,7 +303,7 @@ def describe(
     written = {"config.yaml": yaml_of(node), "overrides.yaml": yaml_of(list(overrides))}
     text = written["config.yaml"]
     if not known["starts"]:
-        for name in (*written, "summary.json", "curve.png"):
+        for name in _OURS:
             _keep_others(run_dir / name, written.get(name))
     _keep_edited(run_dir / "config.yaml", known.get("config_sha256"), text)
     for name, new in written.items():

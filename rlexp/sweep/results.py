@@ -23,7 +23,7 @@ from rlexp.hydra_internals import get_args_parser
 from rlexp.loggers import jsonl
 from rlexp.names import algorithm, plain
 from rlexp.names import environment as environment_name
-from rlexp.overrides import override_key
+from rlexp.overrides import override_key, went_on
 from rlexp.storage import regular
 from rlexp.sweep.lineage import Population, counted, is_population, populations, searched, shown
 from rlexp.sweep.manifest import Entry, Manifest
@@ -302,13 +302,16 @@ def _swept(configurations: Sequence[Configuration]) -> list[str]:
 
 
 def _own(job: Entry) -> list[str]:
-    """A member of a population is its population: what it began with tells little of how it ended."""
-    first = searched(job.overrides)
+    """What it is, wherever it lies, and however often it went on.
+
+    A member of a population is its population: what it began with tells little of how it ended.
+    """
+    left_out = {*searched(job.overrides), "output_root", *(["resume"] if went_on(job.overrides) else [])}
     return [
         o
         for o in shown(job.overrides)
         if re.split(r"[./]", override_key(o))[0] not in ("hydra", "launcher", "sweeper")
-        and override_key(o) not in first
+        and override_key(o) not in left_out
     ]
 
 

@@ -146,7 +146,13 @@ def test_bad_input_takes_no_results_back(tmp_path, made, was_there):
 def test_what_was_there_before_is_no_result_of_the_command(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     before = rundir.before(tmp_path)
-    (tmp_path / "config.yaml").touch()
+    for name in (
+        "config.yaml",
+        "plan.json",
+        "program.hlo",
+        "summary.json",
+    ):  # the last three of a plan that does not fit
+        (tmp_path / name).touch()
     assert rundir.restore(before) and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     before = rundir.before(tmp_path / "run")
     (tmp_path / "run/checkpoints").mkdir(parents=True)

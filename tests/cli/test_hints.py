@@ -7,6 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlexp import hints
+from rlexp.compose import compose_node
 
 PLACES = ["/outputs/2026-11-20/12-00-00-c0ffee42", "/a b/it's $HOME/[1]", "/x,y/{z}/lr=1", "/back\\slash/é", "/1"]
 
@@ -22,6 +23,20 @@ def test_the_next_commands_of_a_run(place):
         assert {key: str(value) for key, value in found.items()} == {
             key: str(value) for key, value in ({"resume": place} | wanted).items()
         }
+
+
+def test_what_was_recorded_is_learnt_from_in_its_environment():
+    """However that was chosen. A recipe's other settings are those of another algorithm."""
+    given = ["algo=sac", "env=wrapped", "env@env.inner=gymnax/acrobot", "env.frame_stack=2", "seed=3", "resume=x"]
+    words = shlex.split(hints.learn_from("/a b/it's-v0", given))
+    node = compose_node(words[3:])[0]
+    assert words[:3] == ["python", "-m", "rlexp"]
+    assert (node["env"]["inner"]["name"], node["env"]["frame_stack"], node["seed"]) == ("Acrobot-v1", 2, 0)
+    assert (node["algo"]["module"], node["algo"]["source"]["path"]) == ("rlexp.algos.bc", "/a b/it's-v0")
+    of_recipe = hints.learn_from("/a-v0", ["experiment=driving/ppo", "seed=3"])
+    assert of_recipe == (
+        "python -m rlexp algo=bc source=dataset algo.source.path=/a-v0, with the env of experiment=driving/ppo"
+    )
 
 
 def test_a_plain_directory_is_typed_plainly():

@@ -153,6 +153,15 @@ def test_nothing_that_lies_about_breaks_it(tmp_path, capsys):
     assert "[red]\\x1b[31m\\nx" in out and "[bold]\\x1b\\n" in out
 
 
+def test_a_folder_of_runs_may_have_any_name(tmp_path):
+    """Those that a run gives to what it holds too; within a run they are its own."""
+    where = [tmp_path / name for name in ("profile", "wandb/a", "checkpoints/b", "tensorboard", "c")]
+    for place in where:
+        make_run(place)
+    make_run(tmp_path / "c/profile/d")
+    assert {line.directory for line in ls.list_runs([str(tmp_path)])} == set(map(str, where))
+
+
 def test_a_root_that_is_none(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="ls: 'nowhere' is no folder"):

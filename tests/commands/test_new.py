@@ -49,6 +49,7 @@ def test_its_own_test_passes(tmp_path):
         ("3d", "such as my_3d"),
         ("class", "such as my_class"),
         ("json", "there is a Python package 'json' already"),
+        ("numpy", "there is a Python package 'numpy' already"),
         ("rlexp", "there is a Python package 'rlexp' already"),
         ("taken", "'taken' is there already"),
         ("file/x", "'file/x' cannot be written"),

@@ -1,14 +1,17 @@
 """Words of a command line that are malformed: told with the word in it, and not in the words of Hydra's grammar."""
 
+import contextlib
 import functools
 import os
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlexp import compose
+from rlexp import compose, runs
 from rlexp.config import Config, ConfigError, parse
 from rlexp.overrides import override_group
 
@@ -127,6 +130,20 @@ def odd_words(draw: st.DrawFn) -> str:
         place, sign = draw(st.integers(0, len(word))), draw(st.sampled_from([*"=+~@./,:;'\"[]{}()$\\# a3", ""]))
         word = word[:place] + sign + word[place + draw(st.integers(0, 1)) :]
     return word
+
+
+@settings(max_examples=30)
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=6))
+@example("café")
+@example("jörg")
+def test_a_text_from_python_and_a_folder_of_files_have_any_letters(text):
+    (word,) = runs.words([{"logger.wandb.project": text}], {})
+    assert compose.compose_node([word])[0]["logger"]["wandb"]["project"] == text
+    with tempfile.TemporaryDirectory() as place, contextlib.suppress(OSError):
+        folder = Path(place) / text.replace("/", "_").replace(".", "_")
+        (folder / "env").mkdir(parents=True)
+        (folder / "env/own.yaml").write_text((compose.CONF_DIR / "env/gymnax/cartpole.yaml").read_text())
+        assert compose.compose_node([*compose.search_path(str(folder)), "env=own"])[0]["env"]["name"] == "CartPole-v1"
 
 
 @settings(max_examples=int(os.environ.get("RLEXP_WORDS", "60")))

@@ -83,6 +83,23 @@ def test_the_commands_of_a_run(root, tmp_path):
     assert details.words(odd).resume == f"""python -m rlexp 'resume='"'"'{odd.directory}'"'"''"""
 
 
+def test_a_run_that_went_on_is_what_it_was(tmp_path):
+    """However often it was resumed, and wherever it lies. One that began from another's parameters is one of its own."""
+    for seed in range(3):
+        alone(tmp_path / f"s{seed}", ["algo=ppo", f"seed={seed}"], 1.0 + seed)
+    alone(tmp_path / "s3", ["algo=ppo", "seed=3", "resume=a0000003", "output_root=elsewhere"], 4.0)
+    began = ["algo=ppo", "seed=0", f"resume={tmp_path}/s0", "checkpoint.restore=params"]
+    alone(tmp_path / "from", began, 9.0)
+    assert main([str(tmp_path)]) == 0
+    with (tmp_path / "report/configurations.csv").open(newline="") as file:
+        assert [(row["rank"], row["jobs"]) for row in csv.DictReader(file)] == [("1", "1"), ("2", "4")]
+    words = {
+        run.line.directory.removeprefix(f"{tmp_path}/"): details.words(run) for run in Finder([str(tmp_path)]).runs()
+    }
+    assert words["s3"].repeat == "python -m rlexp algo=ppo seed=3 output_root=elsewhere"
+    assert words["from"].repeat == f"python -m rlexp algo=ppo seed=0 resume={tmp_path}/s0 checkpoint.restore=params"
+
+
 def test_of_a_sweep_it_is_the_sweeps_own_page(tmp_path):
     """One code: apart from the clock to the letter."""
     directory = made_up(tmp_path / "s", [(f"a={i}", float(i)) for i in range(3)])

@@ -105,7 +105,7 @@ def test_what_has_a_name_of_ours_where_no_run_has_begun_is_kept(tmp_path, capfd)
     def begin(node):
         rundir.describe(tmp_path, run_id="c0ffee00", node=node, overrides=["seed=1"], devices=[])
 
-    names = ("config.yaml", "overrides.yaml", "summary.json", "curve.png")
+    names = rundir._OURS
     for name in names:
         (tmp_path / name).write_text(f"mine: {name}\n")
     begin({"seed": 1})
