@@ -24,6 +24,7 @@ class RlexpLauncher(Launcher):
     def __init__(self, pack: str | None = None) -> None:
         self.pack = pack
         self.wandb_group: str | None = None  # of the sweep, once a batch has been launched
+        self.stopped = False  # in a batch before its jobs were over: what comes after it is for whoever goes on
         self._made: tuple[Any, Any, Any] | None = (
             None  # a module of the group `launcher`, its settings, and what it made
         )

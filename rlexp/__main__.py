@@ -290,7 +290,7 @@ def run(command: Command, experiment: Any) -> None:
 def submit(command: Command, experiment: Any) -> None:
     """One job that the launcher runs elsewhere: a sweep of one, in the run's own directory. Raises ConfigError, JobFailed."""
     from rlexp.sweep import packing
-    from rlexp.sweep.manifest import Manifest
+    from rlexp.sweep.manifest import Manifest, Owned
 
     before = rundir.before(command.run_dir)
     held = opened(command)
@@ -308,6 +308,8 @@ def submit(command: Command, experiment: Any) -> None:
         manifest.remember("launcher", experiment.modules["launcher"])
         manifest.put(0, overrides, ".", packing.fingerprint(one))
         experiment.part("launcher").make(config.launcher)([[one]], set(), command.run_dir, manifest)
+    except Owned:
+        raise
     except (ConfigError, Rehearsed):
         rundir.restore(before)
         raise

@@ -68,9 +68,9 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         """The thread."""
         failure: Exception | None = None
-        self._manifest = Manifest(self._setting.sweep_dir)
-        self._slice = Slice(self.name, self.kind, self._setting, self._stopping)
         try:
+            self._manifest = Manifest(self._setting.sweep_dir)
+            self._slice = Slice(self.name, self.kind, self._setting, self._stopping)
             self._faults = self._slice.patience(times=self._setting.slice_failures - 1)
             while (task := self._in.get()) is not None:
                 ended: Any = self._train(task)
@@ -82,10 +82,14 @@ class Keeper(threading.Thread):
                 self._out.put((self, task, ended))
         except Exception as error:
             self.failed, failure = True, error
-        finally:
-            self._slice.close()  # before another is asked for, which may need its quota
-            if failure is not None:
-                self._out.put((self, self.task, failure))
+        try:
+            if hasattr(self, "_slice"):
+                self._slice.close()  # before another is asked for, which may need its quota
+        except Exception as error:  # the disk is full: it was deleted, and what it has cost is not written down
+            failure = failure or error
+        if failure is not None:  # whatever it was, somebody waits for the pack
+            self.failed = True
+            self._out.put((self, self.task, failure))
 
     def _fetch(self, task: Task) -> None:
         """Without its journal a pack that has finished would be trained again."""

@@ -331,6 +331,10 @@ def _environment(config: Config) -> list[str]:
     known = {variable: os.environ[variable] for variable in config.environment if variable in os.environ}
     if "WANDB_API_KEY" in config.environment and "WANDB_API_KEY" not in known and (key := find_key()):
         known["WANDB_API_KEY"] = key
+    if broken := next((name for name, value in known.items() if "\n" in value), None):
+        raise ConfigError(
+            f"launcher.environment: {broken} has several lines; expected variables of one, such as a file's path"
+        )
     return [f"{variable}={value}" for variable, value in known.items()]
 
 

@@ -65,6 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _sync(manifest, directory)
         else:
             if chosen.what == "retry":
+                manifest.own()  # until the command line runs it: nothing is changed of a sweep that another process runs
                 failed = [job for job in manifest.jobs() if job.status == "failed"]
                 from rlexp.sweep.refilling import try_again  # JAX is imported only now
 

@@ -29,9 +29,13 @@ _BY_NUMBER = "packs by number"  # of the manifest: whether they are named so
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
     """One JobReturn for each job, in order. A job that fails does not keep the others from running.
 
+    None where an earlier batch was stopped: Hydra's own sweeper hands over the next one all the same.
+
     Raises:
       ConfigError: something is wrong with a job; none has been started.
     """
+    if launcher.stopped:
+        return []
     return _in_its_group(launcher, lambda sweep_dir, group: _launch(launcher, job_overrides, first, sweep_dir, group))
 
 
@@ -142,6 +146,7 @@ def _launch(
             done[job.number] = returned = run(job, _alone(job, launcher.task_function))
             manifest.change([job.number], **_ended(returned))
     entries = {entry.number: entry for entry in manifest.jobs()}
+    launcher.stopped = any(entries[job.number].status not in OVER for job in jobs)
     for job in jobs:
         if job.number not in done:
             done[job.number] = run(job, _as_it_ended(entries[job.number]))

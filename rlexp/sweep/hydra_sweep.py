@@ -18,7 +18,7 @@ from rlexp.overrides import override_key
 from rlexp.storage import rundir
 from rlexp.sweep import hydra_jobs, places
 from rlexp.sweep.compositions import compositions
-from rlexp.sweep.manifest import NAME, OVER, Manifest, Rehearsed
+from rlexp.sweep.manifest import NAME, OVER, Manifest, Owned, Rehearsed
 from rlexp.sweep.space import corners
 from rlexp.sweep.sweepers import OPEN, Batches, Open, Result, Setting, Sweep, Sweeper, Trial
 from rlexp.sweep.trials import Draws, Slots, best, head, mean, objective
@@ -42,10 +42,12 @@ def sweep(plugin: Any, arguments: Sequence[str], *, has_manifest: bool) -> list[
     returned: list[Sequence[JobReturn]] = []
     try:
         _sweep(plugin, arguments, directory, has_manifest, returned)
-    except (ConfigError, Rehearsed):
+    except (ConfigError, Rehearsed) as error:
         if not returned:  # no job has been started, here; another sweep may be there
             if before is not None:
                 (directory / _LINE).write_bytes(before)
+            if isinstance(error, Owned):
+                raise
             if not os.path.exists(directory / NAME) or not Manifest(directory).has_begun():
                 rundir.restore(earlier)
         raise
@@ -196,12 +198,11 @@ def _send(batches: Batches, results: Sequence[Result]) -> list[Trial]:
 
 
 def _objectives(manifest: Manifest, numbers: Sequence[int]) -> list[float | None] | None:
-    """Of these jobs, None for one that failed; None where some are not over."""
-    entries = {entry.number: entry for entry in manifest.jobs()}
-    ended = [entries[number] for number in numbers]
-    if any(entry.status not in OVER for entry in ended):
+    """Of these jobs, None for one that failed; None where some are not over, or were not begun."""
+    ended = {entry.number: entry for entry in manifest.jobs() if entry.status in OVER}
+    if not ended.keys() >= set(numbers):
         return None
-    return [objective(entry) for entry in ended]
+    return [objective(ended[number]) for number in numbers]
 
 
 def _sweeper(plugin: Any, overrides: Sequence[Override], grid: Sequence[Sequence[str]], directory: Path) -> Sweeper:

@@ -67,6 +67,10 @@ class Entry(NamedTuple):
     error: str | None
 
 
+class Owned(ConfigError):
+    """Another process runs the sweep: what lies there is that one's."""
+
+
 class Manifest:
     """The jobs of one sweep directory. Each change is one transaction, so a killed process leaves it whole."""
 
@@ -208,7 +212,7 @@ class Manifest:
         """This process runs the sweep from now on, until it ends.
 
         Raises:
-          ConfigError: another process does.
+          Owned: another process does.
         """
         if self.path in _owned:
             return
@@ -217,7 +221,7 @@ class Manifest:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.close()
-            raise ConfigError(
+            raise Owned(
                 f"hydra.sweep.dir: another process runs the sweep in {str(self.path.parent)!r} ({self.recall('owner')})"
             ) from error
         _owned[self.path] = file

@@ -107,6 +107,14 @@ def _in_slots(config: Config, space: Space, sweep: Sweep) -> Sweeper:
 
 def _rungs(config: Config, sweep: Sweep) -> Rungs | None:
     """None without a pruner. Raises ConfigError."""
+    if config.pruner is None and config.min_steps is not None:
+        raise ConfigError(
+            f"sweeper.min_steps: {config.min_steps} is of a pruner; choose sweeper.pruner=median or hyperband, or leave this out"
+        )
+    if config.pruner != "hyperband" and config.reduction != 3:  # as it is unless it is given
+        raise ConfigError(
+            f"sweeper.reduction: {config.reduction} is of sweeper.pruner=hyperband; choose that, or leave this out"
+        )
     if config.pruner is None:
         return None
     for one in sweep.settings:

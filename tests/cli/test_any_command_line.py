@@ -191,6 +191,13 @@ SAMPLES: list[tuple[Line, list[str]]] = [
     (Line(["resume=a"], RUN | {"a/checkpoints": b""}), ["a/checkpoints"]),
     (Line(["resume=a"], RUN | {"a/.store.json": b"3"}), ["a/.store.json"]),
     *[
+        (Line(f"-m sweeper=optuna algo.hp.lr=interval(1e-4,1e-3) {words}".split()), [key, "leave this out"])
+        for words, key in (
+            ("sweeper.min_steps=50k", "sweeper.min_steps: 50000 is of a pruner"),
+            ("sweeper.pruner=median sweeper.reduction=4", "sweeper.reduction: 4 is of sweeper.pruner=hyperband"),
+        )
+    ],
+    *[
         (Line([*mode, f"hardware.param_rules=[{{path: {path}, spec: [null, model]}}]"]), ["hardware.param_rules", word])
         for mode, path, word in (
             ([], "foo", "no parameter of 2"),

@@ -1,5 +1,6 @@
 """What a keeper makes of anything that gcloud may say, by a clock that nobody waits for."""
 
+import errno
 import queue
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from rlexp.sweep.manifest import Manifest
 from rlexp.sweep.supervise import DEATHS, PREEMPTIONS, Ended, Why
 from rlexp.sweep.worker import FOLDER, Task
-from rlexp_launchers import slices
+from rlexp_launchers import keepers, slices
 from rlexp_launchers.gcloud import GcloudError
 from rlexp_launchers.keepers import Keeper
 from rlexp_launchers.setting import Kind
@@ -313,6 +314,20 @@ def test_told_to_stop_while_a_slice_is_repaired_what_runs_there_is_told_too(run)
     result = run(cloud, stops_at=905)
     assert result.how is None
     assert not cloud.unsaved
+    assert not cloud.there
+
+
+def test_whoever_waits_for_a_pack_hears_of_a_full_disk(run, monkeypatch):
+    """The log of what trains cannot be written, nor what the slice has cost. It is deleted all the same."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cloud = Cloud()
+    monkeypatch.setattr(keepers._Log, "add", full)
+    monkeypatch.setattr(slices, "forget", full)
+    result = run(cloud)
+    assert isinstance(result.how, OSError) and result.task.name == "a"
     assert not cloud.there
 
 

@@ -1,10 +1,15 @@
 """What `launcher.dry_run=true` prints."""
 
+import inspect
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from rlexp.config import ConfigError
 from rlexp.sweep.worker import Task
-from rlexp_launchers import rehearsal
+from rlexp_launchers import rehearsal, tpu_vm
 from rlexp_launchers.gcloud import Ask, Gcloud
 from rlexp_launchers.setting import Kind
 
@@ -33,6 +38,13 @@ def test_every_command_of_every_pack_is_printed_and_nothing_is_done(tmp_path, mo
     assert {"--network=n", "--labels=team=rl,rlexp-sweep=abc", "--valid-until-duration=3600s"} <= set(create)
     assert cloud.calls == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_of_several_lines_is_refused(monkeypatch):
+    """Workers read a line for each; the others were lost."""
+    monkeypatch.setenv("KEY", "-----BEGIN\nabc\n")
+    with pytest.raises(ConfigError, match=r"^launcher\.environment: KEY has several lines; expected"):
+        inspect.unwrap(tpu_vm._environment)(SimpleNamespace(environment=["KEY"]))
 
 
 def _commands(said: str) -> list[list[str]]:

@@ -1,5 +1,6 @@
-"""A sweep that hands over its jobs batch by batch, with the training left out."""
+"""A sweep that hands over its jobs batch by batch, and one that another process runs, with the training left out."""
 
+import fcntl
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from support import QUIET, SMALL
 from rlexp import __main__ as cli
 from rlexp import compose
 from rlexp.overrides import quoted
+from rlexp.sweep import __main__ as sweep_command
 from rlexp.sweep import hydra_jobs, packs
 from rlexp.sweep.manifest import Manifest
 
@@ -34,3 +36,85 @@ def test_a_batch_has_the_program_of_the_one_before(tmp_path, monkeypatch):
     jobs = Manifest(tmp_path / "sweep").jobs()
     assert [job.status for job in jobs] == ["finished"] * 4 and len({job.pack for job in jobs}) == 2
     assert len(trained) == 2 and len(traced) == 1
+
+
+@pytest.fixture
+def rlexp_here(monkeypatch, tmp_path):
+    """Runs a sweep in tmp_path/sweep, and gives its exit code."""
+    for module in (compose, hydra_jobs):  # Hydra's log would keep the streams of this test
+        monkeypatch.setattr(module, "configure_log", lambda *_: None)
+
+    def run(*words):
+        line = ["-m", *SMALL, *QUIET, *words, quoted("hydra.sweep.dir", str(tmp_path / "sweep"))]
+        monkeypatch.setattr(sys, "argv", ["rlexp", *line])
+        try:
+            cli.main()
+        except SystemExit as error:
+            return error.code
+        return 0
+
+    return run
+
+
+@pytest.mark.parametrize("sweeper", ["rlexp", "basic"])
+def test_a_stop_ends_the_sweep_and_not_the_batch_alone(rlexp_here, monkeypatch, tmp_path, sweeper):
+    """The same line goes on with what was not begun."""
+    begun = []
+
+    def train(pack, sweep_dir, manifest, *, stop, **_):
+        begun.append([job.number for job in pack])
+        stopped = len(begun) == 2
+        stop.reason = "SIGTERM" if stopped else None
+        manifest.settle(
+            {job.number: {"status": "stopped" if stopped else "finished", "objective": 1.0} for job in pack}
+        )
+
+    monkeypatch.setattr(packs, "train", train)
+    line = ("seed=range(0,8)", "hydra.sweeper.max_batch_size=2", f"hydra/sweeper={sweeper}")
+    assert rlexp_here(*line) == 0
+    assert begun == [[0, 1], [2, 3]]
+    assert [job.status for job in Manifest(tmp_path / "sweep").jobs()] == ["finished"] * 2 + ["stopped"] * 2
+    assert rlexp_here(*line) == 0
+    assert begun[2:] == [[2, 3], [4, 5], [6, 7]]
+    assert [job.status for job in Manifest(tmp_path / "sweep").jobs()] == ["finished"] * 8
+
+
+@pytest.mark.parametrize("words", [["launcher.workers=2", "seed=0,1"], ["sweeper=random", LR, "sweeper.num_trials=2"]])
+def test_who_comes_second_takes_nothing_away(rlexp_here, monkeypatch, capsys, tmp_path, words):
+    """Both look at a directory that is not there yet, and the other one is quicker."""
+    own, there = Manifest.own, tmp_path / "sweep"
+
+    def late(manifest):
+        for name in ("workers/a.json", "multirun.yaml", "0/config.yaml"):
+            (there / name).parent.mkdir(exist_ok=True)
+            (there / name).write_text("the other's")
+        manifest.put(0, ["seed=0"], "0", "f")
+        lock = (there / "sweep.lock").open("a+")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr(Manifest, "own", own)
+        held.append(lock)
+        own(manifest)
+
+    held = []
+    monkeypatch.setattr(Manifest, "own", late)
+    assert rlexp_here(*words) == 2
+    assert "another process runs the sweep in" in capsys.readouterr().err
+    assert (there / "workers/a.json").read_text() == (there / "0/config.yaml").read_text() == "the other's"
+    assert [job.overrides for job in Manifest(there).jobs()] == [["seed=0"]]
+    held[0].close()
+
+
+def test_a_retry_changes_nothing_of_a_sweep_that_another_process_runs(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("os.execv", lambda *_: None)
+    manifest = Manifest(tmp_path)
+    manifest.put(0, ["seed=0"], "0", "f")
+    manifest.settle({0: {"status": "failed", "error": "why"}})
+    manifest.remember("command", ["-m", "seed=0"])
+    manifest.remember("cwd", str(tmp_path))
+    before = {path.name for path in tmp_path.iterdir()}
+    with (tmp_path / "sweep.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert sweep_command.main(["retry", str(tmp_path)]) == 2
+    assert "another process runs the sweep" in capsys.readouterr().err
+    assert [(job.status, job.error) for job in manifest.jobs()] == [("failed", "why")]
+    assert {path.name for path in tmp_path.iterdir()} == before | {"sweep.lock"}
