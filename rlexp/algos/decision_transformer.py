@@ -104,7 +104,7 @@ class Context(NamedTuple):
     """The last K rows of each environment, the newest last."""
 
     obs: PyTree  # [B, K, ...]
-    action: jax.Array  # [B, K, ...], as the environment has it
+    action: jax.Array  # [B, K, ...], as it was asked for
     to_go: jax.Array  # [B, K], of the return that was asked for
     time: jax.Array  # [B, K] int32, in the episode
     length: jax.Array  # [B] int32: how many rows there are of this episode
@@ -134,9 +134,9 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
     network = DecisionTransformer(torso_of(spec), *sizes, config.remat, dtype)
 
     def as_token(action: jax.Array) -> jax.Array:
-        """[B, K, ...] -> numbers [B, K, A]."""
+        """[B, K, ...] -> numbers [B, K, A], of what the environment was given: within its bounds."""
         if isinstance(action_of, Continuous):
-            return action.reshape(*action.shape[:2], -1)
+            return jnp.clip(action, action_of.low, action_of.high).reshape(*action.shape[:2], -1)
         if isinstance(action_of, MultiDiscrete):
             choices = [jax.nn.one_hot(action[..., i], n) for i, n in enumerate(action_of.num_actions)]
             return jnp.concatenate(choices, axis=-1)

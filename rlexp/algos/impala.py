@@ -4,12 +4,12 @@ Espeholt et al. 2018, arXiv:1802.01561, section 4 and equation 1 (`rlexp.ops.vtr
 
     L(theta) = E[ -A log pi(a|x) ] + c_v E[ (V(x) - vs)^2 / 2 ] - c_e E[ H(pi(.|x)) ]
 
-Targets vs and advantages A are of the parameters that each gradient step begins with. RMSProp is the paper's, with epsilon beside
-the root.
+Targets vs and advantages A are of the parameters that each gradient step begins with.
 
-Deviations: losses are means over the rows, not sums, so that neither lr nor max_grad_norm depends on the size of the batch; the
-rollout may be passed through in minibatches of whole environments, and several times; a truncated episode bootstraps from its true
-last observation; rows that belong to no transition (`valid` 0) count nowhere.
+Deviations: RMSProp has its epsilon beside the root, as PyTorch's (the authors' has it under the root), and its mean of squares
+begins at 0, theirs at 1; losses are means over the rows, not sums, so that neither lr nor max_grad_norm depends on the size of
+the batch; the rollout may be passed through in minibatches of whole environments, and several times; a truncated episode
+bootstraps from its true last observation; rows that belong to no transition (`valid` 0) count nowhere.
 """
 
 from typing import Any, Literal, NamedTuple

@@ -183,7 +183,8 @@ def make(config: Config, *, spec: EnvSpec, torso_of: TorsoOf, dtype: Any, num_sh
             rows = jax.tree.map(lambda x: x.swapaxes(0, 1), rows)  # [N, T, ...] -> [T, N, ...]
         features, _ = parts.window(params, memory, rows.obs, rows.first)
         pi, value = parts.distribution(params, features, rows.obs), parts.value(params, features)
-        log_prob = pi.log_prob(rows.action)
+        # Chosen, not multiplied by 0: of an unroll that ended early the rest is filled up, and may have a ratio that is infinite.
+        log_prob = jnp.where(rows.weight > 0, pi.log_prob(rows.action), rows.log_prob)
         policy_loss = clipped_surrogate(
             log_prob, log_prob_old=rows.log_prob, advantage=rows.advantage, clip_eps=hp["clip_eps"]
         )

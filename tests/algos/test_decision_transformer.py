@@ -65,6 +65,20 @@ def test_acting_sees_what_learning_sees(continuous):
             np.testing.assert_array_equal(carry.action[:, -1 - row], taken[t - row])
 
 
+def test_an_action_is_remembered_as_the_environment_was_given_it():
+    """Which cuts it to its bounds: so it is recorded too."""
+    made = toys.build(*SMALL, continuous=True)
+    functions, state = made.experiment.algorithm, made.begin()
+    state = state._replace(params=toys.shaken(state.params))
+    act, policy, carry = jax.jit(functions.act), functions.policy(state, False), functions.carry(B)
+    first, then = (s._replace(obs={k: v for k, v in s.obs.items() if k != "action_mask"}) for s in timesteps(2))
+    _, carry, _ = act(policy, carry, first, jax.random.key(0))
+    given = [carry._replace(action=jnp.full_like(carry.action, x)) for x in (toys.HIGH, toys.HIGH + 2, toys.LOW)]
+    at_bound, beyond, other = (act(policy, c, then, jax.random.key(0))[0] for c in given)
+    np.testing.assert_array_equal(beyond, at_bound)
+    assert np.abs(other - at_bound).max() > 1e-3
+
+
 def network(num_rows: int, *, remat: bool = False) -> tuple[Any, Any, tuple]:
     torso = MLP((jax.ShapeDtypeStruct((2,), jnp.float32),), (5,), "tanh", False, jnp.float32, "orthogonal")
     made = DecisionTransformer(torso, 3, 8, 2, 2, 50, remat, jnp.float32)

@@ -63,7 +63,9 @@ def test_the_loss_and_its_gradient_are_of_the_papers(normalised, shared):
 
     # as if the policy that acted had been another one, so that ratios are on all sides of the clip range
     old = taken(state.params) + 0.3 * jnp.sin(jnp.arange(T * B, dtype=jnp.float32)).reshape(T, B)
-    acted = rows._replace(extras={"log_prob": jnp.concatenate([old, jnp.zeros((1, B))])})
+    # and in rows that count nowhere by so much that they are infinite
+    recorded = jnp.where(rows.valid[:-1] == 1, old, -200.0)
+    acted = rows._replace(extras={"log_prob": jnp.concatenate([recorded, jnp.zeros((1, B))])})
     metrics = made.update(state, Batch(acted, jnp.ones((B,), jnp.float32)))[1].metrics
 
     counts = np.asarray(rows.valid[:-1]) == 1
