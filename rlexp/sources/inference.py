@@ -133,6 +133,10 @@ def make(
             )
         if config.start == "slurm":
             check_jobs(config.slurm)
+        elif config.slurm:
+            raise ConfigError(
+                f"algo.source.slurm: these are of algo.source.start=slurm, and it is {config.start}; choose that, or leave them out"
+            )
         if env.node is None and config.start != "none":
             raise ConfigError(f"env: workers cannot make {env.spec.name} anew; it has to come from the configuration")
 

@@ -60,6 +60,10 @@ WRONG = [
         ["run=profile", "env=gymnasium/cartpole", "source=inference", "algo.source.tls_key=x"],
         ["tls_certificate", "missing"],
     ),
+    (
+        ["run=profile", "env=gymnasium/cartpole", "source=inference", "algo.source.slurm={timeout_min: 5}"],
+        ["algo.source.slurm", "algo.source.start=slurm", "processes"],
+    ),
     (["run=trian"], ["run", "'trian'", '"train"']),
     (["checkpoint.restore=some"], ["checkpoint.restore", "'some'", "'learner'"]),
     (["algo.hp.lr=nan"], ["algo.hp.lr", "nan", "finite"]),
