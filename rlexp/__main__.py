@@ -346,7 +346,7 @@ def opened(command: Command) -> Any:
 def sweep(overrides: Sequence[str]) -> None:
     """Hydra's sweeper makes jobs, and the launcher runs them. Raises ConfigError; JobFailed once all jobs are over."""
     # One of the jobs first: what is wrong with all of them is told as it is told of a run.
-    first = _first_job(overrides)
+    first = first_job(overrides)
     composed = compose.composed(first)
     config, _ = parse(composed.node, Config)
     if config.resume is not None:
@@ -373,7 +373,7 @@ def _tell(recipe: str | None, node: Mapping[str, Any]) -> None:
         print(hints.OF_ROWS, flush=True)
 
 
-def _first_job(overrides: Sequence[str]) -> list[str]:
+def first_job(overrides: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     with compose.hydra() as app, compose.one_line():  # glob(…) looks at what options there are

@@ -97,8 +97,8 @@ def sweep(*overrides: Given, config_dir: str | Path | None = None, **keys: Any) 
     """
     given = [*compose.search_path(config_dir and str(config_dir)), *words(overrides, keys, choices=True)]
     compose.begin_another_run()
-    if not any(override_key(o) == "hydra.sweep.dir" for o in given):
-        _, place = compose.compose_node(["hydra.run.dir=${hydra.sweep.dir}"])
+    if not any(override_key(o) == "hydra.sweep.dir" for o in given):  # it may stand in a YAML file
+        _, place = compose.compose_node([*cli.first_job(given), "hydra.run.dir=${hydra.sweep.dir}"])
         given.append(quoted("hydra.sweep.dir", str(Path(place).absolute())))
     (place,) = [o.partition("=")[2] for o in given if override_key(o) == "hydra.sweep.dir"][-1:]
     _, place = compose.compose_node([f"hydra.run.dir={place}"])  # without its quotes

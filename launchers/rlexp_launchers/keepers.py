@@ -68,9 +68,10 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         """The thread."""
         failure: Exception | None = None
+        owned: Slice | None = None
         try:
             self._manifest = Manifest(self._setting.sweep_dir)
-            self._slice = Slice(self.name, self.kind, self._setting, self._stopping)
+            owned = self._slice = Slice(self.name, self.kind, self._setting, self._stopping)
             self._faults = self._slice.patience(times=self._setting.slice_failures - 1)
             while (task := self._in.get()) is not None:
                 ended: Any = self._train(task)
@@ -83,8 +84,8 @@ class Keeper(threading.Thread):
         except Exception as error:
             self.failed, failure = True, error
         try:
-            if hasattr(self, "_slice"):
-                self._slice.close()  # before another is asked for, which may need its quota
+            if owned is not None:
+                owned.close()  # before another is asked for, which may need its quota
         except Exception as error:  # the disk is full: it was deleted, and what it has cost is not written down
             failure = failure or error
         if failure is not None:  # whatever it was, somebody waits for the pack

@@ -263,15 +263,19 @@ def _apart(config: Config, make: Callable[[], Any], num_envs: int) -> Any:
     # It warns of what is raised here too, with the other process' traceback.
     warnings.filterwarnings("ignore", r"(?s).*ERROR: ", module=r"gymnasium\.")
     # A fork would copy the locks of JAX's threads as they happen to be.
-    alone = [functools.partial(_alone, make)] * num_envs
+    alone = [functools.partial(_alone, make, os.getpid())] * num_envs
     envs = Apart(alone, autoreset_mode=AutoresetMode.NEXT_STEP, context="spawn")
     atexit.register(envs.kill)  # before multiprocessing waits for those that nobody has closed
     return envs
 
 
-def _alone(make: Callable[[], Any]) -> Any:
-    """Ctrl-C, and what a scheduler sends to all processes, is for the run, which ends its environments."""
-    if parent := multiprocessing.parent_process():
+def _alone(make: Callable[[], Any], trainer: int) -> Any:
+    """Ctrl-C, and what a scheduler sends to all processes, is for the run, which ends its environments.
+
+    Args:
+      trainer: the process of the run, which makes one too, to see its spaces; a script may have started it as a child of its own.
+    """
+    if os.getpid() != trainer and (parent := multiprocessing.parent_process()):
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which what it starts would have too

@@ -150,9 +150,16 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read
     settings = wandb.setup(quiet).settings
     trouble = "" if mode == "offline" else why_offline(settings, min(config.timeout_s, PROBE_S))
     many = f"{len(infos)} runs, " if len(infos) > 1 else ""
+    for info in infos:
+        _refused(info)  # by a process that was killed while it asked
     if mode != "offline" and not trouble:
+        runs = []
         try:
-            runs = [_init(wandb, "online", config, info, read) for info in infos]
+            for info in infos:
+                _ask(info)
+                runs.append(_init(wandb, "online", config, info, read))
+                if info.start_env_steps > 0:  # the server has all rows now: uploaded later, they would be doubled
+                    _replace(info)
             note(f"W&B: {many}{runs[0].project_url if many else runs[0].url}")
             return runs
         except Exception as error:  # no such entity, no permission, a server that went silent
@@ -160,6 +167,8 @@ def _start(mode: Mode, config: WandbConfig, infos: Sequence[RunInfo], read: Read
             # The service still holds the id of the run that it could not start: only a new service takes it again.
             wandb.teardown()
             wandb.setup(quiet)
+            for info in infos:
+                _refused(info)
     if trouble and (mode == "online" or trouble != _NO_KEY):  # without a key, offline is what `auto` promises
         warn(f"W&B: {trouble}; going on offline")
     runs = [_init(wandb, "offline", config, info, read if _set_aside(info) else None) for info in infos]
@@ -219,6 +228,7 @@ def _init(
             finish_timeout_raises=True,
         ),
     )
+    _asking(info).unlink(missing_ok=True)
     run.define_metric("*", step_metric="env_steps")
     if replay and info.start_env_steps > 0:
         for row in replay(info):
@@ -251,13 +261,41 @@ def _set_aside(info: RunInfo) -> bool:
 
     A killed process leaves an offline run without its last rows: W&B writes them every 15 seconds only.
     """
-    earlier = [*(info.dir / "wandb").glob(f"*run-*-{info.id}*")]
-    if any(x.name.startswith("run-") or any(x.glob("*.synced")) for x in earlier):
+    if _folders(info, "run-*") or any(any(x.glob("*.synced")) for x in _folders(info, "*run-*")):
         return False
-    for folder in earlier:
-        if folder.name.startswith("offline-"):
-            folder.rename(folder.with_name(f"replaced-{folder.name}"))
+    _replace(info)
     return True
+
+
+def _asking(info: RunInfo) -> Path:
+    """There while a server is asked to take a run, with the folders that it had before: W&B makes one before it asks."""
+    return info.dir / "wandb" / f".asking-{info.id}"
+
+
+def _ask(info: RunInfo) -> None:
+    (info.dir / "wandb").mkdir(exist_ok=True)
+    _asking(info).write_text("\n".join(folder.name for folder in _folders(info, "run-*")))
+
+
+def _refused(info: RunInfo) -> None:
+    """Marks the folder of a run that no server has taken."""
+    if _asking(info).exists():
+        before = set(_asking(info).read_text().splitlines())
+        for folder in _folders(info, "run-*"):
+            if folder.name not in before:
+                folder.rename(folder.with_name(f"refused-{folder.name}"))
+        _asking(info).unlink()
+
+
+def _replace(info: RunInfo) -> None:
+    """Another run has the rows of its offline runs that were not uploaded."""
+    for folder in _folders(info, "offline-run-*"):
+        if not any(folder.glob("*.synced")):
+            folder.rename(folder.with_name(f"replaced-{folder.name}"))
+
+
+def _folders(info: RunInfo, kind: str) -> list[Path]:
+    return [*(info.dir / "wandb").glob(f"{kind}-{info.id}*")]
 
 
 def _log(run: Any, row: Row) -> None:

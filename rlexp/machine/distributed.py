@@ -69,6 +69,7 @@ def start(config: ProcessesConfig, *, num_hosts: int) -> None:
 
     def give_up() -> None:
         print(f"rlexp: {trouble(f'not within {config.timeout_s} s')}", file=sys.stderr, flush=True)
+        _forget_native()
         os._exit(2)
 
     waiting = threading.Timer(config.timeout_s, give_up)

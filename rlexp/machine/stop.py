@@ -34,10 +34,8 @@ def stop_on_signals(*, hangup: bool = True) -> Iterator[Stop]:
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if number == signal.SIGINT:
-            again, asked = (
-                stop.reason is not None and asked and time.monotonic() - asked > _ONE_PRESS_S,
-                time.monotonic(),
-            )
+            again = stop.reason is not None and asked and time.monotonic() - asked > _ONE_PRESS_S
+            asked = asked or time.monotonic()  # the first press: whoever presses on and on means it
             if again and callable(end := earlier[number]):
                 end(number, frame)  # KeyboardInterrupt, or the end of the process
         stop.reason = stop.reason or signal.Signals(number).name

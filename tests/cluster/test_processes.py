@@ -207,12 +207,17 @@ def test_each_process_finds_in_the_compilation_cache_what_process_0_wrote(tmp_pa
 @pytest.mark.parametrize("missing", [0, 1])
 def test_processes_that_do_not_find_each_other_say_so(missing, start, tmp_path):
     """One waits for the other, which never comes: one line, and nothing is left behind."""
-    processes = start(2, "processes.timeout_s=3", f"hydra.run.dir={tmp_path / 'run'}")
+    own = tmp_path / "temporary"
+    own.mkdir()
+    each = [{"TMPDIR": str(own)}] * 2
+    processes = start(2, "processes.timeout_s=3", f"hydra.run.dir={tmp_path / 'run'}", each=each)
     processes.running[missing].kill()
     assert processes.wait(100)[1 - missing] == 2
     line = r"rlexp: processes\.coordinator: 'localhost:\d+' does not bring 2 processes together \(not within 3 s\).*\n"
     assert re.fullmatch(line, processes.said(1 - missing))
     assert not (tmp_path / "run").exists()
+    killed = processes.running[missing].pid
+    assert [path for path in own.iterdir() if str(killed) not in path.name] == []
 
 
 @pytest.mark.slow

@@ -164,3 +164,11 @@ def no_process_is_left() -> None:
 
 def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "environments"]
+
+
+def test_a_run_that_is_a_child_of_a_script_keeps_its_signals(monkeypatch):
+    """Gymnasium makes one of the environments in the run's own process, to see its spaces."""
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: pytest.fail("this is no environment's process"))
+    before, threads = signal.getsignal(signal.SIGTERM), threading.active_count()
+    assert adapter._alone(lambda: "made", os.getpid()) == "made"
+    assert signal.getsignal(signal.SIGTERM) == before and threading.active_count() == threads

@@ -170,6 +170,26 @@ def test_an_online_run_holds_each_row_once_after_resumes(child, server):
     assert steps(run.history) == [100, 200, 300, 400, 500, 600, 700]
 
 
+@pytest.mark.slow
+def test_a_refused_start_leaves_no_run_that_a_server_could_have(child, server):
+    """So the offline run of the next process holds all rows, as after a process that never tried."""
+    server.refuse.set()
+    child.run(kill=True, end=400)
+    child.run(start=200, end=600)
+    (run,) = segments(child)
+    assert steps(run.rows) == [100, 200, 300, 400, 500, 600]
+    assert len(list((child.root / "0/wandb").glob("refused-run-*"))) == 2 and server.runs == {}
+
+
+@pytest.mark.slow
+def test_an_offline_run_that_went_on_online_is_not_uploaded_again(child, server):
+    child.run(mode="offline")
+    child.run(start=200, end=600)
+    history = server.runs["member00"].history
+    assert steps(history) == [100, 200, 300, 400, 500, 600]
+    assert list((child.root / "0/wandb").glob("offline-run-*")) == []  # what `wandb sync` is told to take
+
+
 def test_sync_uploads_an_offline_run(child, server):
     child.run(mode="offline")
     assert server.runs == {}

@@ -6,6 +6,7 @@ import sys
 import pytest
 from support import QUIET, SMALL
 
+import rlexp
 from rlexp import __main__ as cli
 from rlexp import compose
 from rlexp.overrides import quoted
@@ -118,3 +119,20 @@ def test_a_retry_changes_nothing_of_a_sweep_that_another_process_runs(monkeypatc
     assert "another process runs the sweep" in capsys.readouterr().err
     assert [(job.status, job.error) for job in manifest.jobs()] == [("failed", "why")]
     assert {path.name for path in tmp_path.iterdir()} == before | {"sweep.lock"}
+
+
+def test_from_python_too_the_place_of_a_sweep_may_stand_in_a_file(monkeypatch, tmp_path):
+    for module in (compose, hydra_jobs):
+        monkeypatch.setattr(module, "configure_log", lambda *_: None)
+
+    def train(pack, sweep_dir, manifest, **_):
+        manifest.settle({job.number: {"status": "finished", "objective": 1.0} for job in pack})
+
+    monkeypatch.setattr(packs, "train", train)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own/experiment").mkdir(parents=True)
+    (tmp_path / "own/experiment/mine.yaml").write_text("# @package _global_\nhydra: {sweep: {dir: sweeps/mine}}\n")
+    given = [*SMALL, *QUIET]
+    found = rlexp.sweep("experiment=mine", given, seed=range(2), config_dir="own")
+    assert found.dir == tmp_path / "sweeps/mine" and [run.objective for run in found.runs] == [1.0, 1.0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "sweeps"]
