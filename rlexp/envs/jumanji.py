@@ -108,7 +108,7 @@ def _game(name: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> t
     if "time_limit" in kwargs:
         raise ConfigError("env.kwargs.time_limit: set env.max_episode_steps instead")
 
-    def make(**limit: int) -> Any:
+    def make(**limit: Any) -> Any:
         try:
             return made(name, lambda: jumanji.make(name, **kwargs, **limit), kwargs)
         except ConfigError as error:
@@ -121,7 +121,13 @@ def _game(name: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> t
     if max_episode_steps is None and own is None:
         raise ConfigError(f"env.max_episode_steps: {name} has no limit of its own; give a number")
     limit = int(max_episode_steps or own)
-    return (game if own is None else make(time_limit=min(limit + 1, _LAST))), limit
+    if own is None:
+        return game, limit
+    later: dict[str, Any] = {"time_limit": min(limit + 1, _LAST)}
+    if name.startswith("SearchAndRescue"):  # what it pays falls towards the limit, its own
+        paid = game._reward_fn
+        later["reward_fn"] = lambda found, step, _: paid(found, step, limit)
+    return make(**later), limit
 
 
 def _sizes(name: str, space: Any, mask: tuple[int, ...] | None) -> tuple[int, ...] | None:
