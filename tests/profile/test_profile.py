@@ -229,12 +229,34 @@ def test_what_a_run_is_bound_by() -> None:
     )  # clocks differ a little
 
 
+def test_which_clock_is_of_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stepping alone takes half a second, with inference two; the first turn compiles, and does not count."""
+    turns = [0]
+
+    def act(run: Any, shared: Any, worlds: Any, key: jax.Array) -> Any:
+        turns[0] += 1
+        return worlds, ("actions", (), jax.numpy.ones(3, bool))
+
+    made = three_way.Programs(lambda *_: ("state", "row", "memory"), act, lambda *_: (), 1000)
+    monkeypatch.setattr(three_way, "programs", lambda *_: made)
+
+    def timed(f: Any, *args: Any) -> tuple[float, Any]:
+        seconds = {made.act: 2.0, made.step: 0.5}[f] * (100.0 if turns[0] == 0 else 1.0)
+        return seconds, f(*args)
+
+    monkeypatch.setattr(profile, "_timed", timed)
+    found = inspect.unwrap(profile._three_way)(build(), layout_of([build()]), (), (), 250.0)
+    assert found["env_steps_per_second"] == {"step": 2000.0, "with_inference": 500.0, "training": 250.0}
+    assert found["episodes_begun"] == 3 * (turns[0] - 1) > 0
+
+
 def test_environments_of_the_host_take_the_same_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the same seeds, with the actions of the policy; each turn other ones."""
     lead = build(*SMALL, "env=gymnasium/cartpole", "algo.num_envs=4")
     state = jax.jit(lead.algorithm.init)(jax.random.key(0), {name: np.float32(x) for name, x in lead.hp.items()})
     run = program.Run(jax.tree.map(lambda x: x[None], state), (), stacked_settings([lead]))
-    env, seen, closed = lead.env_of(lead.settings), list[np.ndarray](), list[bool]()
+    env, seen, closed, clock = lead.env_of(lead.settings), list[np.ndarray](), list[bool](), [0.0]
+    monkeypatch.setattr(three_way.time, "perf_counter", lambda: clock[0])
 
     def open(num: int) -> Any:
         opened = env.open(num)
@@ -245,6 +267,7 @@ def test_environments_of_the_host_take_the_same_steps_alone(monkeypatch: pytest.
 
         def step(actions: np.ndarray) -> Any:
             seen.append(opened.step(actions))
+            clock[0] += 3.0 if len([x for x in seen if not isinstance(x, np.ndarray)]) <= 64 else 1.0
             return seen[-1]
 
         return opened._replace(reset=reset, step=step, close=lambda: closed.append(bool(opened.close() or True)))
@@ -254,7 +277,7 @@ def test_environments_of_the_host_take_the_same_steps_alone(monkeypatch: pytest.
     for _ in range(2):
         seen.clear()
         turn = next(turns)
-        assert turn.env_steps == 256 and min(turn.step_s, turn.acting_s) > 0
+        assert (turn.env_steps, turn.acting_s, turn.step_s) == (256, 3 * 64.0, 64.0)
         rows = [x for x in seen if not isinstance(x, np.ndarray)]
         for ours, theirs in zip(rows[:64], rows[64:], strict=True):
             jax.tree.map(np.testing.assert_array_equal, ours, theirs)
