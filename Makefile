@@ -66,6 +66,7 @@ test-tensorflow: $(STAMP) $(TENSORFLOW)/.stamp  ## Records of driving against Te
 # Apart, since it is 150 MB and nothing else needs it: it stays in .venv.
 test-playground:  ## The tests of MuJoCo Playground, which is installed for them
 	$(MAKE) setup EXTRAS=dev,envs,playground
+	$(PY) -c 'import rlexp, mujoco_playground'  # else its tests would be skipped
 	$(PYTEST) -o faulthandler_timeout=880 -k playground tests/envs tests/benchmarks/test_suites_recipes.py tests/learning/test_worlds.py $(ARGS)
 
 # With nothing named, one share of them: see tests/rotation.py.

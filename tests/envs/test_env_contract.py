@@ -143,7 +143,10 @@ def test_contract(option, tmp_path):
     state, timestep = reset(jax.random.split(jax.random.key(0), NUM_ENVS))
     assert np.asarray(timestep.first).all()
     assert described(timestep.obs, 1) == described(env.spec.observation)
-    types = described((state, timestep))
+    types, begun = described((state, timestep)), inner(state)
+    of_suite = option.partition("/")[0] in SUITES
+    if of_suite:  # their states hold a key, so that no two are alike, whatever the game begins with
+        assert any((x != x[:1]).any() for x in begun)
     rows, num_resets = [jax.tree.map(np.asarray, timestep)], 0
     for t in range(3 * SHORT):
         before, action = state, actions(env, t)
@@ -152,6 +155,11 @@ def test_contract(option, tmp_path):
         again = rows[-1].last
         if again.any() and num_resets < 3:  # the reset does not look at the action
             num_resets += 1
+            anew = inner(state)
+            if of_suite:
+                assert all(
+                    any((x[i] != y[i]).any() for x, y in zip(begun, anew, strict=True)) for i in np.flatnonzero(again)
+                )
             _, other = step(before, another(env, action))
             for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(timestep), strict=True):
                 np.testing.assert_array_equal(np.asarray(x)[again], np.asarray(y)[again])
@@ -162,6 +170,12 @@ def test_contract(option, tmp_path):
     assert step._cache_size() == 1  # a weak type in what reset returned would have made a second program
     check_rows(jax.tree.map(lambda *x: np.stack(x), *rows), limit, ends_by)
     check_saved(state, tmp_path)
+
+
+def inner(state: Any) -> list[np.ndarray]:
+    """The leaves [B, ...] of what an environment's own game has."""
+    leaves = jax.tree.leaves(state.inner)
+    return [np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x) for x in leaves]
 
 
 class Kept(NamedTuple):
