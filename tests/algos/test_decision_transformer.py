@@ -11,7 +11,7 @@ from algos import toys
 from rlexp.config import ConfigError
 from rlexp.networks.decision_transformer import DecisionTransformer
 from rlexp.networks.mlp import MLP
-from rlexp.types import Batch, TimeStep
+from rlexp.types import Batch, TimeStep, Trajectory
 
 K, B, TARGET = 4, 3, 10.0
 SMALL = (
@@ -40,8 +40,7 @@ def timesteps(num: int, *, restarts_at: int | None = None) -> list[TimeStep]:
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_acting_sees_what_learning_sees(continuous):
-    """The last K rows of the episode, with what is left of the return that was asked for; the log-probabilities that the update
-    gives to the actions taken are those that they were drawn with."""
+    """The last K rows of the episode, with what is left of the return that was asked for."""
     made = toys.build(*SMALL, continuous=continuous)
     functions, state = made.experiment.algorithm, made.begin()
     state = state._replace(params=toys.shaken(state.params))
@@ -63,6 +62,41 @@ def test_acting_sees_what_learning_sees(continuous):
             np.testing.assert_array_equal(mine[:, -1], theirs)
         for row in range(length):
             np.testing.assert_array_equal(carry.action[:, -1 - row], taken[t - row])
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_what_acts_is_what_learns(continuous):
+    """Of windows that lie as those of a data set do, from the first row on, the update's policy prefers what was done: of episodes
+    that have fewer rows than a window too."""
+    made = toys.build(*SMALL, continuous=continuous)
+    functions, state = made.experiment.algorithm, made.begin()
+    state = state._replace(params=toys.shaken(state.params))
+    act, update = jax.jit(functions.act), jax.jit(functions.update)
+    policy, carry = functions.policy(state, False), functions.carry(B)
+    seen = timesteps(7, restarts_at=5)
+    if continuous:
+        seen = [s._replace(obs={k: v for k, v in s.obs.items() if k != "action_mask"}) for s in seen]
+    for t, timestep in enumerate(seen):
+        _, carry, _ = act(policy, carry, timestep, jax.random.key(t))
+        length = int(carry.length[0])
+
+        def window(x, length=length):
+            rows = jnp.swapaxes(x[:, K - length :], 0, 1)
+            return jnp.concatenate([rows, jnp.zeros((K + 1 - length, *rows.shape[1:]), rows.dtype)])
+
+        newest = jnp.zeros((K + 1, B)).at[length - 1].set(1.0)
+        none = jnp.zeros((K + 1, B))
+        extras = {"return_to_go": window(carry.to_go), "time": window(carry.time)}
+        obs = jax.tree.map(window, carry.obs)
+        rows = Trajectory(obs, none > 0, window(carry.action), none, none, newest, extras)
+        metrics = update(state, Batch(rows, jnp.ones((B,), jnp.float32)))[1].metrics
+        if continuous:  # at its mode a Gaussian has this density
+            size = int(np.prod(carry.action.shape[2:]))
+            log_std = jnp.broadcast_to(state.params["log_std"], (size,))
+            density = -jnp.sum(log_std) - 0.5 * size * np.log(2 * np.pi)
+            np.testing.assert_allclose(metrics["loss/policy"].sum, -B * density, rtol=1e-4)
+        else:
+            assert (metrics["loss/accuracy"].sum, metrics["loss/accuracy"].count) == (B, B)
 
 
 def test_an_action_is_remembered_as_the_environment_was_given_it():
