@@ -66,7 +66,7 @@ def told(name: str, samples: dict[str, list[Sample]]) -> dict[str, Any]:
     for source in SOURCES:
         found = ratio(samples[source], samples["cleanrl"], "env_steps")
         what = f"{name}: steps per second, source={source} / CleanRL"
-        print(verdict(what, found.of_medians, BOUND, at_least=True))
+        print(verdict(what, found.median, BOUND, at_least=True))
         results[source]["ratio"] = found._asdict()
     print()
     return results

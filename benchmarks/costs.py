@@ -96,7 +96,7 @@ def _tell(samples: dict[str, list[Sample]], lengths: tuple[int, ...], sizes: tup
         print(verdict(f"{jobs} jobs: the end of each", of(packed, "end_of_a_member_s"), MEMBER_S, at_least=False))
         if apart in samples:
             saved = ratio(samples[apart], samples[packed], "seconds")
-            print(verdict(f"{jobs} jobs: seconds, off / packed", saved.of_medians, bound, at_least=True))
+            print(verdict(f"{jobs} jobs: seconds, off / packed", saved.median, bound, at_least=True))
 
 
 _COLUMNS = {

@@ -22,7 +22,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     slower = ratio(samples["one"], samples["four"], key)
     rows = [[f"{name} device{'s' * (name != 'one')}", *spread(samples[name], key)] for name in samples]
     print(table("Environment steps a second, two cores or what there are", ["", "median", "least", "greatest"], rows))
-    print(verdict("time on four virtual devices / on one", slower.of_medians, BOUND, at_least=False), "\n")
+    print(verdict("time on four virtual devices / on one", slower.median, BOUND, at_least=False), "\n")
     write(
         out / "devices.json",
         settings=work._asdict() | {"overrides": common},

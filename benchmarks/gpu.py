@@ -191,13 +191,13 @@ def _told(name: str, samples: dict[str, list[Sample]], device: str) -> dict[str,
     }
     ratios["bf16 / f32"] = ratio(samples["rlexp, bf16"], ours, RATE)
     rows = [[side, *spread(found, RATE)] for side, found in samples.items()]
-    rows += [[what, found.of_medians, min(found.pairs), max(found.pairs)] for what, found in ratios.items()]
+    rows += [[what, found.median, min(found.pairs), max(found.pairs)] for what, found in ratios.items()]
     title = f"PPO on CartPole, {name}, {device}: environment steps per second"
     print(table(title, ["", "median", "least", "greatest"], rows))
     print(returns_table(samples))
     for what, found in ratios.items():
         if what != "bf16 / f32":
-            print(verdict(f"steps per second, {what}", found.of_medians, AIM, at_least=True))
+            print(verdict(f"steps per second, {what}", found.median, AIM, at_least=True))
     print()
     rates = {
         side: {RATE: spread(found, RATE)._asdict(), "return_mean": mean_return(found)}

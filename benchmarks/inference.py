@@ -64,11 +64,9 @@ def _rates(name: str, samples: dict[str, dict[str, list[Sample]]]) -> dict[str, 
             numbers = [spread(found, key).median for key in ("requests", "env_steps", "p50_ms", "p99_ms")]
             rows.append([f"{what} workers, {side}", *numbers])
         of_echo = ratio(sides["rlexp"], sides["echo"], "requests")
-        verdicts.append(
-            verdict(f"{what} workers, requests of rlexp / echo", of_echo.of_medians, ECHO_BOUND, at_least=True)
-        )
+        verdicts.append(verdict(f"{what} workers, requests of rlexp / echo", of_echo.median, ECHO_BOUND, at_least=True))
         bare = ratio(sides["bare policy"], sides["echo"], "requests")
-        verdicts.append(f"  of a bare policy: {bare.of_medians:.2f}")
+        verdicts.append(f"  of a bare policy: {bare.median:.2f}")
         sizes = sides["rlexp"][-1]["batch_sizes"]
         total = sum(sizes.values()) or 1
         verdicts.append(

@@ -57,14 +57,16 @@ def spread(samples: Sequence[Sample], key: str) -> Spread:
 class Ratio(NamedTuple):
     """Of two sides that were measured alternately."""
 
+    median: float  # of the rounds' own ratios, which a slow minute moves little: what is told, and held against a bar
     of_medians: float
     pairs: list[float]  # of each round
 
 
 def ratio(ours: Sequence[Sample], theirs: Sequence[Sample], key: str) -> Ratio:
     """ours / theirs."""
+    pairs = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True)]
     of_medians = spread(ours, key).median / spread(theirs, key).median
-    return Ratio(of_medians, [a[key] / b[key] for a, b in zip(ours, theirs, strict=True)])
+    return Ratio(statistics.median(pairs), of_medians, pairs)
 
 
 # --- words -------------------------------------------------------------------------------------------------------------

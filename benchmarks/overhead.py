@@ -64,10 +64,10 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     samples = alternate({"bare": bare, "rlexp": whole}, rounds=rounds, say=say)
     cost = ratio(samples["rlexp"], samples["bare"], "train_s")
     rows = [[name, *spread(side, "train_s")] for name, side in samples.items()]
-    rows += [["rlexp / bare", cost.of_medians, min(cost.pairs), max(cost.pairs)]]
+    rows += [["rlexp / bare", cost.median, min(cost.pairs), max(cost.pairs)]]
     rows += [["rlexp, outside the training", *spread(samples["rlexp"], "outside_s")]]
     print(table(f"Seconds of {work.env_steps:,} environment steps", ["", "median", "least", "greatest"], rows))
-    print(verdict("seconds, rlexp / bare loop", cost.of_medians, BOUND, at_least=False), "\n")
+    print(verdict("seconds, rlexp / bare loop", cost.median, BOUND, at_least=False), "\n")
     write(
         out / "overhead.json",
         settings={"rlexp": arguments, "num_updates": work.num_updates},

@@ -30,12 +30,12 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         cost = ratio(taken["population"], taken["pack"], "train_s")
         rows += [[f"{size} members, {name}", *spread(side, "train_s")] for name, side in taken.items()]
         results[str(size)], samples[str(size)] = cost._asdict(), taken
-        say(verdict(f"seconds, a population of {size} / its pack", cost.of_medians, BOUND, at_least=False))
+        say(verdict(f"seconds, a population of {size} / its pack", cost.median, BOUND, at_least=False))
     print(
         table(f"Seconds of {env_steps:,} environment steps of each member", ["", "median", "least", "greatest"], rows)
     )
     for size, cost in results.items():
-        print(verdict(f"seconds, a population of {size} / its pack", cost["of_medians"], BOUND, at_least=False))
+        print(verdict(f"seconds, a population of {size} / its pack", cost["median"], BOUND, at_least=False))
     write(out / "population.json", settings={"rlexp": settings, "sizes": sizes}, samples=samples, results=results)
 
 

@@ -35,8 +35,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     samples, results, versions = _beside(sizes, rounds=rounds, quick=quick, say=say)
     for name, found in results.items():
         ours, them = samples[name]["rlexp"], samples[name]["rejax"]
-        print(verdict(f"{name}: steps per second, rlexp / Rejax", found["ratio"]["of_medians"], BOUND, at_least=True))
-        print(verdict("the same (the aim)", found["ratio"]["of_medians"], AIM, at_least=True))
+        print(verdict(f"{name}: steps per second, rlexp / Rejax", found["ratio"]["median"], BOUND, at_least=True))
+        print(verdict("the same (the aim)", found["ratio"]["median"], AIM, at_least=True))
         gain = mean_return(ours) - mean_return(them)
         print(verdict("mean final return, rlexp - Rejax", gain, 0, at_least=True), "\n")
     write(out / "rejax.json", settings=_settings(sizes), samples=samples, results=results, rejax_versions=versions)
@@ -48,7 +48,7 @@ def measure_replay(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     samples, results, versions = _beside(works, rounds=rounds, quick=quick, say=say)
     for name, found in results.items():
         what = f"{name}: steps per second, rlexp / Rejax"
-        print(verdict(what, found["ratio"]["of_medians"], REPLAY_BOUND, at_least=True), "\n")
+        print(verdict(what, found["ratio"]["median"], REPLAY_BOUND, at_least=True), "\n")
     write(
         out / "rejax_replay.json", settings=_settings(works), samples=samples, results=results, rejax_versions=versions
     )
@@ -114,7 +114,7 @@ def rates_table(title: str, samples: dict[str, list[Sample]]) -> str:
         them = samples["rejax"]
         rows.append(["rejax, with its evaluation at the end", *spread(them, f"{RATE}_with_evaluation")])
         of_rates = ratio(samples["rlexp"], them, RATE)
-        rows.append(["rlexp / rejax", of_rates.of_medians, min(of_rates.pairs), max(of_rates.pairs)])
+        rows.append(["rlexp / rejax", of_rates.median, min(of_rates.pairs), max(of_rates.pairs)])
     return table(title, ["", "median", "least", "greatest"], rows)
 
 

@@ -121,8 +121,8 @@ def _rates(size: str, samples: dict[str, list[Sample]], device: str) -> dict[str
                 continue
             found = ratio(samples[ours], samples[peer], what)
             bound = 1.0 if peer == "flashbax" else REVERB_BOUND[ours][what]
-            rows.append([f"{what}, {ours} / {peer}", found.of_medians, min(found.pairs), max(found.pairs)])
-            verdicts.append(verdict(f"{what}, {ours} / {peer}", found.of_medians, bound, at_least=True))
+            rows.append([f"{what}, {ours} / {peer}", found.median, min(found.pairs), max(found.pairs)])
+            verdicts.append(verdict(f"{what}, {ours} / {peer}", found.median, bound, at_least=True))
             results[what]["ratios"][f"{ours} / {peer}"] = found._asdict()
     title = f"Trajectories of {int(size):,} bytes a second, batches of {BATCH}, {device}"
     print(table(title, ["", "median", "least", "greatest"], rows))

@@ -68,7 +68,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, part: str = "reset
             samples[name] = alternate(sides, rounds=rounds, say=say)
             alone = samples[name]["each resets itself"]
             rows = [
-                [side, spread(found, COST).median, ratio(alone, found, COST).of_medians]
+                [side, spread(found, COST).median, ratio(alone, found, COST).median]
                 for side, found in samples[name].items()
             ]
             print(table(f"{name}: CPU µs a step", ["", "median", "times cheaper"], rows))

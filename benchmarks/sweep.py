@@ -78,7 +78,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     found = ratio(samples["a pack's training"], samples["bare program, one device"], "seconds")
     ratios["a pack's training / bare program, one device"] = (found, BARE_BOUND, False)
     for name, (found, bound, at_least) in ratios.items():
-        print(verdict(f"seconds, {name}", found.of_medians, bound, at_least=at_least))
+        print(verdict(f"seconds, {name}", found.median, bound, at_least=at_least))
     composed = _composition(num_composed, rounds=rounds, say=say)
     print(
         verdict("composing, checking, grouping / Hydra's composing", composed["ratio"], COMPOSE_BOUND, at_least=False)
@@ -194,7 +194,7 @@ def _composition(number: int, *, rounds: int, say: Say) -> dict[str, Any]:
     samples = alternate({"hydra": hydra, "rlexp": ours}, rounds=rounds, say=say)
     found = ratio(samples["rlexp"], samples["hydra"], "seconds")
     return {
-        "ratio": found.of_medians,
+        "ratio": found.median,
         "pairs": found.pairs,
         "hydra_s": spread(samples["hydra"], "seconds").median,
         "rlexp_s": spread(samples["rlexp"], "seconds").median,

@@ -27,7 +27,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         }
         samples[size] = found = alternate(sides, rounds=rounds, say=say)
         medians = [f"{spread(found[name], 'cpu_s').median:.4f}" for name in TRUNKS]
-        rows.append([size, *medians, f"{ratio(found['separate'], found['shared'], 'cpu_s').of_medians:.2f}"])
+        rows.append([size, *medians, f"{ratio(found['separate'], found['shared'], 'cpu_s').median:.2f}"])
     print(table(f"CPU seconds of an update, medians of {rounds}", ["", *TRUNKS, "separate / shared"], rows))
     results = {
         size: {name: spread(found[name], "cpu_s")._asdict() for name in TRUNKS} for size, found in samples.items()

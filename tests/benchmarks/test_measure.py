@@ -27,9 +27,11 @@ def test_sides_alternate():
 
 
 def test_spread_and_ratio():
-    ours, theirs = [{"x": v} for v in (4.0, 9.0, 6.0)], [{"x": v} for v in (2.0, 3.0, 4.0)]
+    ours, theirs = [{"x": v} for v in (4.0, 9.0, 6.0)], [{"x": v} for v in (1.0, 3.0, 4.0)]
     assert spread(ours, "x") == (6.0, 4.0, 9.0)
-    assert ratio(ours, theirs, "x") == (2.0, [2.0, 3.0, 1.5])
+    found = ratio(ours, theirs, "x")
+    assert found.pairs == [4.0, 3.0, 1.5]
+    assert (found.median, found.of_medians) == (3.0, 2.0)  # what is told is of rounds, each of which has its own hour
 
 
 def test_table_is_aligned():
