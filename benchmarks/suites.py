@@ -9,8 +9,9 @@ other suites: Jumanji's trainer is A2C, and the PPO of xminigrid's and of pgx's 
 import contextlib
 import json
 import os
+import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,10 +157,14 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, tasks: Sequence[st
 
     Args:
       tasks: keys of TASKS.
+
+    Raises:
+      Failed: some size could not be measured; all others were, and are written.
     """
     platform, device = run([sys.executable, "-c", PROBE], timeout_s=120)[0].strip().splitlines()[-1].split("|")
     samples: dict[str, dict[str, Any]] = {key: {} for key in tasks}
     results: dict[str, dict[str, Any]] = {key: {} for key in tasks}
+    lost: list[str] = []
     every = [(key, n) for key in tasks for n in ((8,) if quick else TASKS[key].num_envs[platform])]
     at_once = max(1, _cores() // 2)
     for begin in range(0, len(every), at_once):
@@ -183,16 +188,19 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, tasks: Sequence[st
                     samples[key][size] = alternate(asks, rounds=rounds, say=say)
                 except Failed as error:
                     print(f"{told}: not measured: {error}", file=sys.stderr)
+                    lost.append(told)
                     continue
                 results[key][size] = _told(told, samples[key][size], device)
                 write(
                     out / f"suites_{key}_{platform}.json",
-                    settings=TASKS[key]._asdict(),
+                    settings=TASKS[key]._asdict() | {"work": _works(TASKS[key], platform, results[key], quick=quick)},
                     samples=samples[key],
                     results=results[key],
                     device=device,
                     peers=versions(*PACKAGES) | READ,
                 )
+    if lost:
+        raise Failed("; ".join(lost))
 
 
 def _warm(side: Worker) -> None:
@@ -208,12 +216,23 @@ def _sample(side: Worker) -> Callable[[int], Sample]:
     return ask
 
 
-def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool, say: Say) -> dict[str, Worker]:
+def _work(task: Task, platform: str, num_envs: int, *, quick: bool) -> dict[str, int]:
+    """Of a sample with so many environments."""
     updates = 2 if quick else task.updates(platform, num_envs)
     steps = LEAST_STEPS if quick else task.steps(platform, num_envs)
     batches = 2 if quick else task.num_minibatches
-    work = task._asdict() | HP | {"num_envs": num_envs, "num_steps": steps, "num_minibatches": batches}
-    work |= {"updates": updates, "env_steps": updates * steps * num_envs, "samples": rounds + WARM}
+    sizes = {"num_envs": num_envs, "num_steps": steps, "num_minibatches": batches, "updates": updates}
+    return sizes | {"env_steps": updates * steps * num_envs}
+
+
+def _works(task: Task, platform: str, sizes: Iterable[str], *, quick: bool) -> dict[str, dict[str, int]]:
+    """Of each size, such as `1,024 environments`."""
+    counts = {size: int(size.partition(" ")[0].replace(",", "")) for size in sizes}
+    return {size: _work(task, platform, num_envs, quick=quick) for size, num_envs in counts.items()}
+
+
+def _sides(task: Task, platform: str, num_envs: int, *, rounds: int, quick: bool, say: Say) -> dict[str, Worker]:
+    work = task._asdict() | HP | _work(task, platform, num_envs, quick=quick) | {"samples": rounds + WARM}
     work["resets"] = task.resets if platform == "cpu" else None
     python = [sys.executable, "-W", "ignore"]
     base = ours(task, work)
@@ -274,16 +293,16 @@ def _told(title: str, samples: dict[str, list[Sample]], device: str) -> dict[str
     own = [side for side in samples if side.startswith("rlexp") and "theirs" in samples]
     ratios = {side: ratio(samples[side], samples["theirs"], RATE) for side in own}
     rows: list[Sequence[Any]] = [[side, *spread(of_side, RATE)] for side, of_side in samples.items()]
-    rows += [[f"{side} / theirs", x.of_medians, min(x.pairs), max(x.pairs)] for side, x in ratios.items()]
+    rows += [[f"{side} / theirs", x.median, min(x.pairs), max(x.pairs)] for side, x in ratios.items()]
     print(table(f"{title}, {device}: environment steps per second", ["", "median", "least", "greatest"], rows))
     for side, found in ratios.items():
-        print(verdict(f"{title}: steps per second, {side} / theirs", found.of_medians, BOUND, at_least=True), "\n")
+        print(verdict(f"{title}: steps per second, {side} / theirs", found.median, BOUND, at_least=True), "\n")
     rates = {side: spread(of_side, RATE)._asdict() for side, of_side in samples.items()}
     return {"sides": rates, "ratios": {side: found._asdict() for side, found in ratios.items()}}
 
 
 def with_table(text: str, folder: Path, platform: str = "cpu") -> str:
-    """The page with the medians, and ratios with their least and greatest round, of what is kept in a folder of results."""
+    """The page with the medians of rates and of the rounds' ratios, and these' least and greatest, of a folder of results."""
     rows = []
     for key, task in TASKS.items():
         path = folder / f"suites_{key}_{platform}.json"
@@ -299,8 +318,8 @@ def _cells(found: dict[str, Any]) -> list[str]:
     def beside(side: str) -> str:
         if side not in found["ratios"]:
             return ""
-        of_medians, pairs = found["ratios"][side]["of_medians"], found["ratios"][side]["pairs"]
-        return f"**{of_medians:.2f}** ({min(pairs):.2f} to {max(pairs):.2f})"
+        pairs = found["ratios"][side]["pairs"]
+        return f"**{statistics.median(pairs):.2f}** ({min(pairs):.2f} to {max(pairs):.2f})"
 
     both = ("rlexp", "rlexp, two devices")
     return [*map(rate, ("random actions", *both, "theirs")), *map(beside, both)]
