@@ -22,6 +22,7 @@ import yaml
 from scipy import stats
 
 import rlexp
+from benchmarks import recipes
 from benchmarks.measure import BENCH, Sample, Say, run, table, verdict, write
 from rlexp.envs.base import Env
 from rlexp.envs.driving import drivers, world
@@ -61,6 +62,8 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
     if teacher:
         common.append(quoted("algo.source.path", str(_recorded(teacher, 16 if quick else RECORDED[recipe], say))))
     teach = _driven_by(teacher, episodes) if teacher else None
+    own = yaml.safe_dump(recipes.settings(f"driving/{recipe}"))
+    of_whom = {"fingerprint": recipes.fingerprint(own), "git": rundir.git_state()}  # now: what follows takes hours
     samples: dict[str, list[Sample]] = collections.defaultdict(list)
     apart: dict[str, dict[str, list[Sample]]] = {kind: {name: [] for name in BY_LAYOUT} for kind in KINDS}
     players: dict[str, dict[str, Callable]] = {}  # by kind of layout, or "all"
@@ -106,9 +109,10 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
         )
     )
     write(
-        out / ("driving.json" if recipe == "ppo" else f"driving_{recipe}.json"),
+        out / file_of(recipe),
         settings={
             "rlexp": common,
+            **of_whom,
             "seeds": seeds,
             "episodes": episodes,
             "episodes_of_a_kind": of_kind,
@@ -117,6 +121,11 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say, recipe: str = "ppo
         samples=samples | {f"{kind}, {name}": apart[kind][name] for kind, name in itertools.product(KINDS, BY_LAYOUT)},
         results=results | {"by_layout": by_layout, "better": better},
     )
+
+
+def file_of(recipe: str) -> str:
+    """Of its results."""
+    return "driving.json" if recipe == "ppo" else f"driving_{recipe}.json"
 
 
 def _common(recipe: str, quick: bool) -> list[str]:

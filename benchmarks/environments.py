@@ -139,7 +139,7 @@ def _parts(option: str, chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
         dear = option.startswith(("brax:", "craftax:", "playground:"))
         yield _random(env, num_steps=min(num_steps, FEW_STEPS) if dear else num_steps) | {"measured": _now()}
     if not (chosen.specs or chosen.untrained or ":" in option):
-        yield {"ppo": _trained(option), "ppo_entropy_coef": None}
+        yield {"ppo": _trained(option), "ppo_measured": _now(), "ppo_entropy_coef": None}
 
 
 def _now() -> dict[str, Any]:

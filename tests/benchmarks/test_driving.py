@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import driving
+from benchmarks import driving, recipes
+from benchmarks.__main__ import RESULTS
+
+GOLDEN = Path(__file__).parents[1] / "config" / "golden" / "driving"
 
 
 def test_intervals_are_students():
@@ -56,6 +59,7 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
     monkeypatch.setattr(driving, "run", train)
     monkeypatch.setattr(driving.rlexp, "load", lambda where: Agent, raising=False)
     monkeypatch.setattr(driving, "_players", players)
+    monkeypatch.setattr(driving.rundir, "git_state", lambda: {"commit": "1" * 40, "dirty": True})
     driving.measure(tmp_path / "out", rounds=2, quick=False, say=lambda text: None, recipe=recipe)
     seeds = {"ppo": [5, 6]}.get(recipe, [1, 2])
     data = None
@@ -73,12 +77,24 @@ def test_drivers_are_held_against_each_other(recipe, of_agent, apart, expected, 
     assert path.name == {"ppo": "driving.json", "sac_lq": "driving_sac_lq.json", "bc": "driving_bc.json"}[recipe]
     written = json.loads(path.read_text())
     assert written["settings"]["seeds"] == seeds
+    pinned = (GOLDEN / f"{recipe}.yaml").read_text()
+    assert written["settings"]["fingerprint"] == recipes.fingerprint(pinned)
+    assert written["settings"]["git"] == {"commit": "1" * 40, "dirty": True}
     assert written["results"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent)
     by_layout = written["results"]["by_layout"]
     assert by_layout["merge"]["agent"]["accuracy"]["mean"] == pytest.approx(of_agent / 2)
     assert by_layout["crossing"]["idm"]["accuracy"]["mean"] == 0.8
     assert [len(samples) for samples in written["samples"].values()] == [2] * (5 + (recipe == "bc") + 2 * 5)
     assert ("teacher" in written["results"]) == (recipe == "bc")
+
+
+@pytest.mark.parametrize("recipe", driving.RECIPES)
+def test_a_score_is_of_the_recipe_as_it_is(recipe):
+    """Of results that were written before they said whose they are, there is none to compare."""
+    path = RESULTS / driving.file_of(recipe)
+    told = json.loads(path.read_text())["settings"] if path.exists() else {}
+    if "fingerprint" in told:
+        assert told["fingerprint"] == recipes.fingerprint((GOLDEN / f"{recipe}.yaml").read_text()), "score it again"
 
 
 def test_a_training_is_kept_only_of_this_commit_and_these_settings(tmp_path, monkeypatch):

@@ -26,6 +26,17 @@ def test_a_training_that_fails_is_told_and_loses_no_number(monkeypatch, tmp_path
     assert "| `probe/recall` | [1] | 2 choices | 9 | termination |" in environments.DOCS.read_text()
 
 
+def test_what_is_kept_has_the_day_and_the_machine(monkeypatch, tmp_path):
+    for name in ("KEPT", "DOCS"):
+        monkeypatch.setattr(environments, name, tmp_path / name)
+    environments.DOCS.write_text(PAGE)
+    monkeypatch.setattr(environments, "_trained", lambda option: 0.25)
+    assert environments.main(["probe/recall", "--trained"], lambda _: None) == 0
+    kept = json.loads(environments.KEPT.read_text())["probe/recall"]
+    assert kept["ppo"] == 0.25 and "measured" not in kept
+    assert set(kept["ppo_measured"]) == {"date", "cpu", "cores"}
+
+
 def test_what_a_step_costs_has_the_cost_of_what_is_seen():
     """A compiler leaves out what nobody asks for."""
     seen = []

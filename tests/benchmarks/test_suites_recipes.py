@@ -39,7 +39,8 @@ def test_a_recipe_says_what_is_kept(name):
 def test_a_score_is_of_the_recipe_as_it_is(name):
     score = KEPT[name]["score"]
     assert score["settings"] == recipes.fingerprint((GOLDEN / f"{name}.yaml").read_text()), "score it again"
-    assert len(set(score["seeds"])) == len(score["returns"]) and max(score["seeds"]) < 100  # which chose the settings
+    assert score["seeds"] == list(suites_recipes.seeds(name, len(score["returns"])))
+    assert max(score["seeds"]) < 100  # which chose the settings
     assert {key: score[key] for key in ("mean", "iqm", "worst")} == pytest.approx(recipes.spread(score["returns"]))
 
 
@@ -75,13 +76,17 @@ def test_what_is_scored_already_is_not_scored_again(tmp_path, monkeypatch):
     run = lambda *more: suites_recipes.main([name, *more], lambda _: None)  # noqa: E731
     assert [run("--seeds=2"), run("--seeds=2"), run("--seeds=1"), run("--seeds=3")] == [0] * 4
     assert trained == [(name, range(2)), (name, range(3))]
+    assert run() == 0 and len(trained) == 2  # three are enough where no number is given
     assert "| **0.5** |" in (tmp_path / "page.md").read_text()
     assert "mean of 3 fresh seeds" in (tmp_path / f"conf/experiment/{name}.yaml").read_text()
     changed = {"total_env_steps": 7, "env": {}}
     monkeypatch.setattr(suites_recipes, "settings", lambda name: changed)
     assert run("--seeds=2") == 0 and trained[2:] == [(name, range(2))]
+    assert run() == 0 and trained[3:] == [(name, range(5))]
+    monkeypatch.setattr(suites_recipes, "FIRST_SEED", {name: 3})
+    assert run("--again") == 0 and trained.pop() == (name, range(3, 8))
     monkeypatch.setattr(suites_recipes, "of_runs", lambda name, runs, machine: ROW["score"])
-    assert run("--runs=elsewhere", "--machine=an H100", "--again") == 0 and len(trained) == 3
+    assert run("--runs=elsewhere", "--machine=an H100", "--again") == 0 and len(trained) == 4
     with pytest.raises(SystemExit):
         suites_recipes.main(["navix/nothing"], print)
 
