@@ -105,6 +105,34 @@ def test_the_loss_and_its_gradient_are_of_the_papers(normalised, shared):
     np.testing.assert_allclose(metrics["loss/grad_norm"].sum, jnp.linalg.norm(gradient), rtol=1e-4)
 
 
+@pytest.mark.parametrize("clips", [True, False])
+def test_the_value_is_clipped_around_what_it_was_before_the_first_step(clips):
+    """In the second of two steps, in the first of which the two are one; the first is that of an update that has no second."""
+    lines = (*ONE_STEP, f"algo.clip_value={str(clips).lower()}")
+    once, twice = toys.build(*lines), toys.build(*lines, "algo.num_epochs=2")
+    hp = HP | {"lr": 0.1, "clip_eps": 0.05, "max_grad_norm": 1e6}
+    state = once.begin(**hp)
+    state = state._replace(params=toys.shaken(state.params))
+    rows = toys.trajectory(0, T + 1, B)
+    batch = Batch(rows._replace(extras={"log_prob": jnp.zeros((T + 1, B))}), jnp.ones((B,), jnp.float32))
+    after, first = once.update(state, batch)
+    both = twice.update(state, batch)[1].metrics["loss/value"].sum
+
+    network = once.experiment.part("network").make(
+        once.experiment.config.network, observation=once.experiment.spec.observation, dtype=jnp.float32
+    )
+    critic = Head(network, 1, scale=1.0, dtype=jnp.float32)
+    before, later = (np.asarray(critic.apply(x.params["critic"], rows.obs)[..., 0]) for x in (state, after))
+    target = slow_advantages(jax.device_get(rows), before.astype(np.float64)) + before[:-1]
+    loss = (later[:-1] - target) ** 2
+    moved = np.clip(later - before, -hp["clip_eps"], hp["clip_eps"])[:-1]
+    clipped = np.maximum(loss, (before[:-1] + moved - target) ** 2)
+    counts = np.asarray(rows.valid[:-1]) == 1
+    assert (clipped > loss)[counts].mean() > 0.1
+    second = 0.5 * np.sum((clipped if clips else loss)[counts])
+    np.testing.assert_allclose(both - first.metrics["loss/value"].sum, second, rtol=1e-3)
+
+
 def test_squashed_actions_lie_within_their_bounds_and_have_the_ratio_of_their_densities():
     """What is recorded is u; of the action atanh gives it back, and the density by the change of variables."""
     made = toys.build(*ONE_STEP, "algo.action_bounds=squash", continuous=True)
