@@ -374,6 +374,7 @@ def _tell(recipe: str | None, node: Mapping[str, Any]) -> None:
 
 
 def first_job(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a sweep's first job, without intervals. Raises ConfigError: there is none."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     with compose.hydra() as app, compose.one_line():  # glob(…) looks at what options there are

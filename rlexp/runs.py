@@ -183,14 +183,9 @@ def _text(value: Any, key: str) -> str:
         return repr(value)
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text, re.ASCII) and text.lower() not in (
-            "null",
-            "true",
-            "false",
-            "nan",
-            "inf",
-        )
-        return text if plain else quoted("", text)[1:]
+        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text, re.ASCII)
+        is_none_or_so = text.lower() in ("null", "true", "false", "nan", "inf")
+        return text if plain and not is_none_or_so else quoted("", text)[1:]
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_text(k, key)}:{_text(v, key)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple | range):
