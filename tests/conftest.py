@@ -5,6 +5,7 @@ The timeout, the markers and the warnings that are let through are in pyproject.
 
 import functools
 import gc
+import logging
 import os
 import re
 import subprocess
@@ -122,7 +123,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """Lets go of programs that nobody runs any more, before there are too many."""
+    """Lets go of programs that nobody runs any more, before there are too many, and of the log that Hydra keeps in a run's
+    directory, which other tests cannot write to."""
+    for handler in [handler for handler in logging.root.handlers if type(handler) is logging.FileHandler]:
+        logging.root.removeHandler(handler)
+        handler.close()
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MAPPINGS:
         jax.clear_caches()
