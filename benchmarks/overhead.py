@@ -7,9 +7,10 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import BENCH, Sample, Say, alternate, ratio, spread, table, verdict, write
-from benchmarks.work import ENV, FULL, QUICK, overrides, places
+from benchmarks.work import ENV, QUICK, SIZES, Work, overrides, places
 
 BOUND = 1.05  # of a run's training time over the bare loop's
 
@@ -17,6 +18,28 @@ BOUND = 1.05  # of a run's training time over the bare loop's
 def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     """The bare loop computes no metrics, evaluates nothing and saves nothing; both are compiled and warm."""
     os.environ.update(ENV)
+    sizes = {"quick": QUICK} if quick else SIZES
+    samples, results = dict[str, dict[str, list[Sample]]](), dict[str, Any]()
+    for name, work in sizes.items():
+        samples[name] = found = _beside(work, rounds=rounds, say=say)
+        cost = ratio(found["rlexp"], found["bare"], "train_s")
+        rows = [[side, *spread(of_side, "train_s")] for side, of_side in found.items()]
+        rows += [["rlexp / bare", cost.median, min(cost.pairs), max(cost.pairs)]]
+        rows += [["rlexp, outside the training", *spread(found["rlexp"], "outside_s")]]
+        print(table(f"Seconds of {work.env_steps:,} environment steps", ["", "median", "least", "greatest"], rows))
+        print(verdict(f"{name}: seconds, rlexp / bare loop", cost.median, BOUND, at_least=False), "\n")
+        train_s = {side: spread(of_side, "train_s")._asdict() for side, of_side in found.items()}
+        results[name] = {"ratio": cost._asdict(), "train_s": train_s}
+    settings = {name: {"rlexp": _overrides(work), "num_updates": work.num_updates} for name, work in sizes.items()}
+    write(out / "overhead.json", settings=settings, samples=samples, results=results)
+
+
+def _overrides(work: Work) -> list[str]:
+    # the episodes of an evaluation as by default: 128 are for the comparison of returns only
+    return [x for x in overrides(work) if not x.startswith("eval.num_episodes")]
+
+
+def _beside(work: Work, *, rounds: int, say: Say) -> dict[str, list[Sample]]:
     import jax
 
     from rlexp import session
@@ -24,10 +47,7 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
     from rlexp.training import program
     from rlexp.training.layout import layout_of, over_members
 
-    work = QUICK if quick else FULL
-    # the episodes of an evaluation as by default: 128 are for the comparison of returns only
-    arguments = [x for x in overrides(work) if not x.startswith("eval.num_episodes")]
-    runs = BENCH / "runs" / "overhead"
+    arguments, runs = _overrides(work), BENCH / "runs" / "overhead"
     shutil.rmtree(runs, ignore_errors=True)
     _, experiment = validate([*arguments, *places(runs / "new")])
     layout = layout_of([experiment])
@@ -61,16 +81,4 @@ def measure(out: Path, *, rounds: int, quick: bool, say: Say) -> None:
         return {"train_s": train_s, "outside_s": process_s - train_s}
 
     whole(-1)  # imports and caches
-    samples = alternate({"bare": bare, "rlexp": whole}, rounds=rounds, say=say)
-    cost = ratio(samples["rlexp"], samples["bare"], "train_s")
-    rows = [[name, *spread(side, "train_s")] for name, side in samples.items()]
-    rows += [["rlexp / bare", cost.median, min(cost.pairs), max(cost.pairs)]]
-    rows += [["rlexp, outside the training", *spread(samples["rlexp"], "outside_s")]]
-    print(table(f"Seconds of {work.env_steps:,} environment steps", ["", "median", "least", "greatest"], rows))
-    print(verdict("seconds, rlexp / bare loop", cost.median, BOUND, at_least=False), "\n")
-    write(
-        out / "overhead.json",
-        settings={"rlexp": arguments, "num_updates": work.num_updates},
-        samples=samples,
-        results={"ratio": cost._asdict(), "train_s": {k: spread(v, "train_s")._asdict() for k, v in samples.items()}},
-    )
+    return alternate({"bare": bare, "rlexp": whole}, rounds=rounds, say=say)
