@@ -12,7 +12,9 @@ from rlexp.machine import stop
 def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(stop.time, "monotonic", lambda: now[0])
-    return now
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest's own ignore it
+    yield now
+    signal.signal(signal.SIGINT, before)
 
 
 def press(clock, at: float) -> None:
