@@ -161,8 +161,7 @@ def test_what_env_params_make_of_a_setting_is_within_its_bounds_before_a_world_i
     """Else it would be cut to them in the later jobs of a sweep, without a word."""
     entry = {"param": "density", "function": function, "params": params}
     node = {"module": "rlexp.envs.managers.managed", "inner": node_of("driving/straight"), "concatenate": False}
-    lists = ("observations", "rewards", "terminations", "commands", "events", "randomisation", "curriculum")
-    node |= {key: [] for key in lists} | {kind: [entry]}
+    node |= {**JOB, "curriculum": []} | {kind: [entry]}
     parse(node | {"params": {"most": 0.9}}, managed.Config, "env")
     with pytest.raises(ConfigError, match=rf"^env\.{kind}\.0\.params\.{name}: 1.5 is not allowed; expected 0 to 1$"):
         parse(node | {"params": {"most": 1.5}}, managed.Config, "env")

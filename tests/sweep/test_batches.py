@@ -17,6 +17,13 @@ from rlexp.sweep.manifest import Manifest
 from .searches import LR
 
 
+@pytest.fixture(autouse=True)
+def no_log_of_hydras(monkeypatch):
+    """It would keep the streams of a test."""
+    for module in (compose, hydra_jobs):
+        monkeypatch.setattr(module, "configure_log", lambda *_: None)
+
+
 @pytest.mark.slow
 def test_a_batch_has_the_program_of_the_one_before(tmp_path, monkeypatch):
     """Whatever the sweeper asks for, if only data of the program differ."""
@@ -26,8 +33,6 @@ def test_a_batch_has_the_program_of_the_one_before(tmp_path, monkeypatch):
         trained.append(traced)
         return [{"status": "finished", "objective": float(i)} for i in range(len(members))]
 
-    for module in (compose, hydra_jobs):  # Hydra's log would keep the streams of this test
-        monkeypatch.setattr(module, "configure_log", lambda *_: None)
     monkeypatch.setattr(packs, "trace", lambda *given: (traced.append(given), trace(*given))[1])
     monkeypatch.setattr(packs, "train_pack", train_pack)
     search = ["sweeper=optuna", LR, "sweeper.num_trials=4", "sweeper.batch=2"]
@@ -42,8 +47,6 @@ def test_a_batch_has_the_program_of_the_one_before(tmp_path, monkeypatch):
 @pytest.fixture
 def rlexp_here(monkeypatch, tmp_path):
     """Runs a sweep in tmp_path/sweep, and gives its exit code."""
-    for module in (compose, hydra_jobs):  # Hydra's log would keep the streams of this test
-        monkeypatch.setattr(module, "configure_log", lambda *_: None)
 
     def run(*words):
         line = ["-m", *SMALL, *QUIET, *words, quoted("hydra.sweep.dir", str(tmp_path / "sweep"))]
@@ -122,9 +125,6 @@ def test_a_retry_changes_nothing_of_a_sweep_that_another_process_runs(monkeypatc
 
 
 def test_from_python_too_the_place_of_a_sweep_may_stand_in_a_file(monkeypatch, tmp_path):
-    for module in (compose, hydra_jobs):
-        monkeypatch.setattr(module, "configure_log", lambda *_: None)
-
     def train(pack, sweep_dir, manifest, **_):
         manifest.settle({job.number: {"status": "finished", "objective": 1.0} for job in pack})
 
